@@ -1,0 +1,1 @@
+"""A real local Kubernetes without Docker: control plane, nodes, images, faults."""
