@@ -145,7 +145,7 @@ class Duplex:
     In a handle or hand-off, written by a guarded engine: STEP, MARKS, COUNT, LAST, GROUPS, BLOCKS (see proof.py).
     Router to D, with the decode leg: TTL (seconds the finished turn's blocks are held; 0 = not at all).
     Router to P, with a handle: THRESHOLD (tokens), KEEP (true: the pull does not consume the hold).
-    Router to D, in a request that vLLM rejects before admission: RENEW {remote_request_id: seconds from now; 0 releases}.
+    Router to D, in a request that vLLM rejects before admission: RENEW {request id: seconds from now; 0 releases}.
     P to router, in its answer: PROVED, PULLED, LOCAL, COMPUTED (tokens of this prompt), OUTCOME, REASON.
     """
 
