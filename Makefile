@@ -1,0 +1,64 @@
+# Everything a developer or CI runs. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+ENGINE ?= simulator
+CLUSTER ?= local
+export PYTHONPATH := e2e
+export CLUSTER KEEP
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check fmt manifests test test-unit test-api e2e e2e-vllm lab-up lab-down clean
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with everything (needs Python >= 3.11 and pip)
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else 0'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: setup ## The main job, end to end, on a real Kubernetes (ENGINE=simulator|vllm CLUSTER=local|kind|current KEEP=1)
+	$(BIN)/python -m demo --engine $(ENGINE)
+
+check: setup ## The one gate: format, lint, types, layers, generated files, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python tools/manifests.py --check
+	$(MAKE) --no-print-directory test-unit
+
+fmt: setup ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+manifests: setup ## Generate CRDs, the chart's copies and the reference pages
+	$(BIN)/python tools/manifests.py --write
+
+test: check test-api e2e ## All tests: the gate, the real API server, the lab with the simulator
+
+test-unit: setup ## Unit tests (no cluster)
+	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
+
+test-api: setup ## Operator and CRD tests against a real kube-apiserver
+	$(BIN)/pytest -q -m apiserver operator/tests
+
+e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
+	$(BIN)/python -m scenarios
+
+e2e-vllm: setup ## The conformance suite and the checks on real vLLM with NixlConnector on CPU (SHORT=1: one scenario)
+	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short)
+
+lab-up: setup ## Start a local Kubernetes (no Docker needed)
+	$(BIN)/duplex-lab up
+
+lab-down: setup ## Stop it
+	$(BIN)/duplex-lab down
+
+clean: ## Remove build output (caches in ~/.cache/duplex stay)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
