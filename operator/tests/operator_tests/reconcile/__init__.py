@@ -1,0 +1,1 @@
+"""Tests of duplex_operator.reconcile, handlers and cli."""
