@@ -1,0 +1,1 @@
+"""The main job, end to end: a real Kubernetes, the chart, one DisaggregatedServing, a conversation, a table."""
