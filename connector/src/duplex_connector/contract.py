@@ -61,9 +61,20 @@ class Env:
     HOST_IP: Final = "VLLM_HOST_IP"
     PYTHON_PATH: Final = "PYTHONPATH"
     NEURON_BIDIRECTIONAL: Final = "VLLM_NEURON_BIDIRECTIONAL_KV"
+    FABRIC_PROVIDER: Final = "FI_PROVIDER"
 
 
-OWNED_ENV: Final = frozenset({Env.SIDE_CHANNEL_HOST, Env.SIDE_CHANNEL_PORT, Env.HOST_IP, Env.PYTHON_PATH})
+OWNED_ENV: Final = frozenset(
+    {
+        Env.SIDE_CHANNEL_HOST,
+        Env.SIDE_CHANNEL_PORT,
+        Env.HOST_IP,
+        Env.PYTHON_PATH,
+        Env.NEURON_BIDIRECTIONAL,
+        # Without `efa` here libfabric falls back to TCP in silence.
+        Env.FABRIC_PROVIDER,
+    }
+)
 
 CONNECTOR_MOUNT: Final = "/duplex"
 """Where the init container puts the duplex_connector package; on the engine's PYTHONPATH."""
@@ -254,6 +265,12 @@ CAPABILITIES: Final = (
     _row(33, "1.5.0", guarded=True),
 )
 
+NEURON_CAPABILITIES: Final = (
+    Capability((0, 21), False, False, False, False, False, "1.1.0"),
+    Capability((0, 24), True, True, False, False, False, "1.2.0"),
+)
+"""The same for vllm-neuron, numbered after the vLLM that it plugs into (Neuron SDK 2.31.1 and 2.32.0)."""
+
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)(?:\.\d+)?")
 
 
@@ -263,7 +280,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def capability(version: str) -> Capability | None:
-    """Return the row for a vLLM version, or None where the table has no such release."""
+def capability(version: str, *, neuron: bool = False) -> Capability | None:
+    """Return the row for a vLLM (or vllm-neuron) version, or None where the table has no such release."""
     wanted = parse_version(version)
-    return next((row for row in CAPABILITIES if row.version == wanted), None)
+    return next((row for row in (NEURON_CAPABILITIES if neuron else CAPABILITIES) if row.version == wanted), None)
