@@ -1,0 +1,249 @@
+"""DisaggregatedServing: the resource that people apply. Its spec is here; its parts stand in the modules beside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from duplex_connector.contract import GROUP, KIND, VERSION
+from duplex_operator.api.base import ApiModel, Rule, ShortText, Switch, with_rules
+from duplex_operator.api.engine import GUARDED_VERSION_EXPRESSION, TESTED_VERSIONS, Engine, Model
+from duplex_operator.api.kv_transfer import KvTransfer
+from duplex_operator.api.role import NEURON_PATTERN, Role
+from duplex_operator.api.router import Router
+from duplex_operator.api.status import Status
+
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+MAX_NAME_LENGTH: Final = 44
+"""A child Service is called <name>-prefill-<8 hex> and must fit in 63 characters, with room for a suffix."""
+
+MAX_AGENTS: Final = 256
+"""Remote agents that one NIXL process can address (8 bits in the LIBFABRIC plugin's wire format)."""
+
+
+class Ratio(ApiModel):
+    """Bounds of prefill engines per decode engine."""
+
+    min: ShortText
+    """Least, such as 1:4."""
+    max: ShortText
+    """Greatest, such as 1:1."""
+
+
+class ServingScaling(ApiModel):
+    """Scaling of the roles together."""
+
+    model_config = with_rules(
+        Rule(
+            "!has(self.ratio)", "scaling.ratio: not acted on in this release; remove it and set replicas of both roles"
+        )
+    )
+
+    ratio: Ratio | None = None
+    """Bounds of prefill engines per decode engine."""
+
+
+class Rollout(ApiModel):
+    """How a change of the engines is rolled out."""
+
+    model_config = with_rules(
+        Rule(
+            "!has(self.maxSurge) && !has(self.maxUnavailable)",
+            "rollout: maxSurge and maxUnavailable are not acted on in this release; remove them: a change brings up "
+            "one complete new pair of roles and then removes the old one",
+        ),
+        Rule(
+            "!self.paused", "rollout.paused: not acted on in this release; remove it and hold the change back instead"
+        ),
+    )
+
+    max_surge: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Matched capacity above the wanted one, in pairs of engines."""
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Matched capacity below the wanted one, in pairs of engines."""
+    progress_deadline_seconds: Annotated[int, Field(ge=60, le=86_400)] = 3600
+    """Engines that are not ready after so long count as failed."""
+    paused: bool = False
+    """True: a change waits."""
+
+
+class Placement(ApiModel):
+    """Where the engines run."""
+
+    model_config = with_rules(
+        Rule(
+            "!has(self.topologyKey)",
+            "topologyKey: not acted on in this release; remove it, or use podTemplate's affinity",
+        ),
+        Rule(
+            "!has(self.placementGroup)",
+            "placementGroup: not acted on in this release; remove it and set the group on the node group",
+        ),
+        Rule(
+            "!has(self.capacityReservation)",
+            "capacityReservation: not acted on in this release; remove it and set the reservation on the node group",
+        ),
+    )
+
+    same_zone: bool = True
+    """True: all engines in one zone. EFA traffic cannot leave a zone, so it must stay true there."""
+    topology_key: ShortText | None = None
+    """Node label whose value all engines must share."""
+    placement_group: ShortText | None = None
+    """Cluster placement group of the nodes."""
+    capacity_reservation: ShortText | None = None
+    """Capacity reservation of the nodes."""
+
+
+class Monitoring(ApiModel):
+    """Objects for a metrics system."""
+
+    model_config = with_rules(
+        Rule(
+            "!self.podMonitor.enabled",
+            "monitoring.podMonitor: not acted on in this release; remove it and scrape port 9100 of the router pods "
+            "and port 8000 of the engine pods",
+        )
+    )
+
+    pod_monitor: Switch = Switch()
+    """PodMonitors of the Prometheus operator."""
+
+
+_BOTH_TYPES: Final = "[self.prefill.instanceType, self.decode.instanceType]"
+_NEURON: Final = f"self.prefill.instanceType.matches('{NEURON_PATTERN}')"
+_GUARDED: Final = f"(has(self.engine.connector) ? self.engine.connector == 'Guarded' : !{_NEURON})"
+_BOTH_TP: Final = "has(self.prefill.tensorParallelSize) && has(self.decode.tensorParallelSize)"
+
+SPEC_RULES: Final = (
+    Rule(
+        f"{_BOTH_TYPES}.all(t, t == 'cpu') || {_BOTH_TYPES}.all(t, t.matches('{NEURON_PATTERN}'))"
+        f" || !{_BOTH_TYPES}.exists(t, t == 'cpu' || t.matches('{NEURON_PATTERN}'))",
+        "instanceType: prefill and decode must both have GPUs, both Neuron devices, or both be cpu: "
+        "KV cache of one kind cannot be read by another",
+    ),
+    Rule(
+        f"!({_BOTH_TP}) || self.prefill.tensorParallelSize % self.decode.tensorParallelSize == 0"
+        " || self.decode.tensorParallelSize % self.prefill.tensorParallelSize == 0",
+        "tensorParallelSize: one role's must divide the other's, because each rank reads whole shards of its peer",
+    ),
+    Rule(
+        "[self.prefill, self.decode].all(r, !has(r.tensorParallelSize)"
+        f" || r.tensorParallelSize * r.replicas <= {MAX_AGENTS})",
+        f"replicas: tensorParallelSize x replicas of a role must not exceed {MAX_AGENTS}, the number of remote agents "
+        "that NIXL can address: lower replicas, or run a second serving",
+    ),
+    Rule(
+        "self.decode.pipelineParallelSize == 1",
+        "decode.pipelineParallelSize: must be 1: vLLM's connector cannot load KV into pipeline stages; "
+        "raise tensorParallelSize instead",
+    ),
+    Rule(
+        "self.prefill.pipelineParallelSize == 1",
+        "prefill.pipelineParallelSize: only 1 is acted on in this release; raise tensorParallelSize instead",
+    ),
+    Rule(
+        f"self.kvTransfer.backend != 'UCX' || self.kvTransfer.allowSlowTransport || {_BOTH_TYPES}.all(t, t == 'cpu')",
+        "kvTransfer.backend: UCX on EFA instance types falls back to TCP: use Auto, or set allowSlowTransport: true",
+    ),
+    Rule(
+        f"self.kvTransfer.backend != 'LIBFABRIC' || !{_BOTH_TYPES}.exists(t, t == 'cpu')",
+        "kvTransfer.backend: LIBFABRIC needs EFA, which instanceType cpu has not: use Auto or UCX",
+    ),
+    Rule(
+        f"self.placement.sameZone || {_BOTH_TYPES}.all(t, t == 'cpu')"
+        " || (self.kvTransfer.backend == 'UCX' && self.kvTransfer.allowSlowTransport)",
+        "placement.sameZone: must stay true on EFA instance types, whose traffic cannot leave a zone",
+    ),
+    Rule(
+        f"!({_GUARDED} && {_NEURON})",
+        "engine.connector: Guarded has not been run on Neuron: leave engine.connector out, or set Stock",
+    ),
+    Rule(
+        f"!{_GUARDED} || {_NEURON} || {GUARDED_VERSION_EXPRESSION}",
+        f"engine.connector: Guarded has been tested on vLLM {TESTED_VERSIONS} only: use such an image, "
+        "set engine.version to what is inside, or set engine.connector: Stock",
+    ),
+    Rule(
+        "!self.networkPolicy.enabled",
+        "networkPolicy: not acted on in this release; remove it and write a NetworkPolicy that lets engines reach one "
+        "another on TCP 5600 and the router reach them on TCP 8000",
+    ),
+)
+
+
+class Spec(ApiModel):
+    """What is wanted."""
+
+    model_config = with_rules(*SPEC_RULES)
+
+    model: Model
+    """The model that is served."""
+    engine: Engine
+    """The vLLM that both roles run."""
+    prefill: Role
+    """Engines that compute prompts."""
+    decode: Role
+    """Engines that generate, and hold finished turns' KV."""
+    scaling: ServingScaling = ServingScaling()
+    """Scaling of the roles together."""
+    rollout: Rollout = Rollout()
+    """How a change of the engines is rolled out."""
+    placement: Placement = Placement()
+    """Where the engines run."""
+    router: Router = Router()
+    """The HTTP front."""
+    kv_transfer: KvTransfer = KvTransfer()
+    """Movement of KV cache between the roles."""
+    network_policy: Switch = Switch()
+    """NetworkPolicies around the pods of the serving."""
+    pod_disruption_budget: Switch = Switch()
+    """PodDisruptionBudgets that let one pod of each role go at a time."""
+    monitoring: Monitoring = Monitoring()
+    """Objects for a metrics system."""
+    suspend: bool = False
+    """True: scale everything to nothing and keep the object."""
+
+
+class Metadata(ApiModel):
+    """What the operator reads of metadata."""
+
+    name: str
+    namespace: str
+    uid: str = ""
+    generation: int = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+ROOT_RULES: Final = (
+    Rule(
+        f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"metadata.name: must begin with a letter, hold only a-z, 0-9 and -, and have at most {MAX_NAME_LENGTH} "
+        "characters, because Services are named after it",
+    ),
+)
+
+
+class DisaggregatedServing(ApiModel):
+    """A model served by prefill and decode engines whose KV cache flows both ways."""
+
+    model_config = with_rules(*ROOT_RULES)
+
+    api_version: Literal["duplex.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment] # equal, by test
+    kind: Literal["DisaggregatedServing"] = KIND
+    metadata: Metadata
+    spec: Spec
+    status: Status | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the serving."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the serving and all its children."""
+        return self.metadata.namespace

@@ -1,0 +1,104 @@
+"""spec.prefill and spec.decode: how many engines of a role run, on what, and with which additions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from duplex_operator.api.base import ApiModel, PodTemplate, Resources, Rule, with_rules
+from duplex_operator.api.engine import ARGS_RULE, ENV_RULE, Arguments, Environment, cel_list
+from duplex_operator.api.instances import INSTANCE_TYPES
+
+NEURON_PATTERN: Final = "^(ml[.])?trn"
+"""CEL pattern of instance types with Neuron devices."""
+
+
+class ScalingMode(StrEnum):
+    """Who decides on the number of engines."""
+
+    FIXED = "Fixed"
+    EXTERNAL = "External"
+
+
+class Scaling(ApiModel):
+    """Who decides on the number of engines of this role."""
+
+    model_config = with_rules(
+        Rule(
+            "self.mode != 'External' && !has(self.minReplicas) && !has(self.maxReplicas)",
+            "scaling: only mode Fixed is acted on in this release, without minReplicas and maxReplicas: "
+            "remove them and set replicas",
+        )
+    )
+
+    mode: ScalingMode = ScalingMode.FIXED
+    """Fixed: `replicas` rules. External: an autoscaler rules through the role's scale."""
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Least number of engines, with External."""
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Greatest number of engines, with External."""
+
+
+class Role(ApiModel):
+    """The engines of one role."""
+
+    model_config = with_rules(
+        Rule(
+            "(self.instanceType.startsWith('ml.') ? self.instanceType.substring(3) : self.instanceType) in "
+            + cel_list(instance.name for instance in INSTANCE_TYPES),
+            "instanceType: not known; use cpu or one of: "
+            + ", ".join(instance.name for instance in INSTANCE_TYPES if instance.devices)
+            + " (each also with ml. before it)",
+        ),
+        Rule(
+            f"!self.instanceType.matches('{NEURON_PATTERN}') || has(self.tensorParallelSize)",
+            "tensorParallelSize: required on Neuron, where it counts logical cores (64 on a whole trn2.48xlarge)",
+        ),
+        Rule(
+            "self.instanceType != 'cpu' || !has(self.acceleratorsPerPod)",
+            "acceleratorsPerPod: a role on cpu has no accelerators; remove it",
+        ),
+        Rule(
+            f"self.instanceType.matches('{NEURON_PATTERN}') || !has(self.acceleratorsPerPod)"
+            " || !has(self.tensorParallelSize) || self.tensorParallelSize == self.acceleratorsPerPod",
+            "tensorParallelSize: must equal acceleratorsPerPod, or GPUs of the pod stay idle; leave one of them out",
+        ),
+        Rule(
+            "self.dataParallelSize == 1",
+            "dataParallelSize: only 1 is acted on in this release; raise replicas instead",
+        ),
+        Rule(
+            "self.nodes == 1", "nodes: only 1 is acted on in this release; choose an instance type that holds the model"
+        ),
+        ARGS_RULE,
+        ENV_RULE,
+    )
+
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Number of engines."""
+    instance_type: Annotated[str, Field(min_length=1, max_length=64)]
+    """EC2 instance type, or `cpu`; decides devices, EFA interfaces, node selector and transport."""
+    accelerators_per_pod: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs or Neuron devices of one engine; left out: tensorParallelSize on GPUs, else all of the instance."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Tensor parallel ranks of one engine; left out: acceleratorsPerPod. On Neuron it counts logical cores."""
+    data_parallel_size: Annotated[int, Field(ge=1, le=256)] = 1
+    """Data parallel ranks of one engine."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Pipeline stages of one engine."""
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Nodes of one engine."""
+    args: Arguments | None = None
+    """More vLLM flags for this role, after those of the engine."""
+    env: Environment | None = None
+    """More environment variables for this role; they win over those of the engine."""
+    resources: Resources | None = None
+    """Resources of the engine container, over what the instance type gives."""
+    pod_template: PodTemplate | None = None
+    """A partial pod template, merged last: maps by key, lists of named objects by name."""
+    scaling: Scaling = Scaling()
+    """Who decides on the number of engines."""
+    drain_seconds: Annotated[int, Field(ge=0, le=86_400)] = 120
+    """Longest time that a stopping engine goes on serving what it holds."""
