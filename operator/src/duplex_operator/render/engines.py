@@ -1,0 +1,189 @@
+"""The engines of a serving: per role one Deployment and one headless Service of a revision, and disruption budgets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from duplex_connector.contract import CONNECTOR_MOUNT, ConnectorKind, Label, Port, Role
+from duplex_operator.api import DisaggregatedServing, Resolved, ResolvedRole, Spec, resolve
+from duplex_operator.api.instances import Accelerator
+from duplex_operator.api.pod_template import CONNECTOR_CONTAINER, CONNECTOR_VOLUME, MODEL_VOLUME
+from duplex_operator.render.engine_container import EXIT_SECONDS, PRE_STOP_SECONDS, engine_container
+from duplex_operator.render.merge import merge
+from duplex_operator.render.names import (
+    API_PORT,
+    RenderContext,
+    engine_labels,
+    engine_name,
+    engine_selector,
+    metadata,
+)
+
+_INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
+_ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+_HOST_LABEL: Final = "kubernetes.io/hostname"
+
+_TAINTS: Final = {
+    Accelerator.NVIDIA: ("nvidia.com/gpu",),
+    Accelerator.NEURON: ("aws.amazon.com/neuron",),
+    Accelerator.NONE: (),
+}
+_FABRIC_TAINTS: Final = ("vpc.amazonaws.com/efa", "aws.amazon.com/efa")
+
+_SHARED_MEMORY_PER_DEVICE_GIB: Final = 16
+
+
+def render_engines(serving: DisaggregatedServing, context: RenderContext, revision: str) -> list[dict[str, Any]]:
+    """Return the Services and Deployments of both roles in the revision that the spec describes now."""
+    resolved = resolve(serving.spec)
+    return [
+        *(_service(serving, context, role, revision) for role in resolved.roles),
+        *(_deployment(serving, context, resolved, role, revision) for role in resolved.roles),
+    ]
+
+
+def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: ResolvedRole) -> dict[str, Any]:
+    """Return the pod spec of a role, before the role's podTemplate."""
+    pod: dict[str, Any] = {
+        "containers": [engine_container(spec, resolved, role)],
+        "volumes": _volumes(spec, resolved, role),
+        "enableServiceLinks": False,
+        # Engines know nothing of Kubernetes.
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + role.spec.drain_seconds + EXIT_SECONDS,
+        "tolerations": _tolerations(resolved),
+    }
+    if resolved.connector is ConnectorKind.GUARDED:
+        pod["initContainers"] = [_connector_container(context)]
+    if role.instance.devices:
+        pod["nodeSelector"] = {_INSTANCE_TYPE_LABEL: role.spec.instance_type}
+    source = spec.model.source
+    if source and source.s3 and source.s3.service_account_name:
+        pod["serviceAccountName"] = source.s3.service_account_name
+    return pod
+
+
+def render_disruption_budgets(serving: DisaggregatedServing, operator_version: str) -> list[dict[str, Any]]:
+    """Return a budget per role that lets one engine go at a time, across revisions."""
+    budgets = []
+    for role in Role:
+        labels = {Label.SERVING: serving.name, Label.ROLE: role.value}
+        budgets.append(
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": metadata(serving, f"{serving.name}-{role.value}", labels, operator_version),
+                "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+            }
+        )
+    return budgets
+
+
+def _service(
+    serving: DisaggregatedServing, context: RenderContext, role: ResolvedRole, revision: str
+) -> dict[str, Any]:
+    """Headless: routers read its EndpointSlices and speak to the pods themselves."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(
+            serving,
+            engine_name(serving.name, role.name, revision),
+            engine_labels(serving.name, role.name, revision),
+            context.operator_version,
+        ),
+        "spec": {
+            "clusterIP": "None",
+            "selector": engine_selector(serving.name, role.name, revision),
+            "ports": [API_PORT | {"port": Port.API, "targetPort": "api"}],
+        },
+    }
+
+
+def _deployment(
+    serving: DisaggregatedServing, context: RenderContext, resolved: Resolved, role: ResolvedRole, revision: str
+) -> dict[str, Any]:
+    spec = serving.spec
+    labels = engine_labels(serving.name, role.name, revision)
+    pod = engine_pod(spec, context, resolved, role)
+    pod["affinity"] = _affinity(serving, resolved)
+    template = {"metadata": {"labels": labels, "annotations": _annotations(resolved)}, "spec": pod}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(serving, engine_name(serving.name, role.name, revision), labels, context.operator_version),
+        "spec": {
+            "replicas": 0 if spec.suspend else role.spec.replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
+            # A change of the pods is another revision, with Deployments of its own; within one, accelerators of a
+            # pod are free only once it is gone.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "selector": {"matchLabels": engine_selector(serving.name, role.name, revision)},
+            "template": merge(template, role.spec.pod_template or {}),
+        },
+    }
+
+
+def _connector_container(context: RenderContext) -> dict[str, Any]:
+    return {
+        "name": CONNECTOR_CONTAINER,
+        "image": context.connector_image,
+        "command": ["duplex-connector-install", CONNECTOR_MOUNT],
+        "volumeMounts": [{"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _volumes(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list[dict[str, Any]]:
+    size = f"{max(1, role.devices * _SHARED_MEMORY_PER_DEVICE_GIB)}Gi"
+    volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+    if resolved.connector is ConnectorKind.GUARDED:
+        volumes.append({"name": CONNECTOR_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}})
+    source = spec.model.source
+    if source and source.pvc:
+        claim = {"claimName": source.pvc.claim_name, "readOnly": True}
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    if source and source.host_path:
+        volumes.append({"name": MODEL_VOLUME, "hostPath": {"path": source.host_path.path, "type": "Directory"}})
+    return volumes
+
+
+def _tolerations(resolved: Resolved) -> list[dict[str, Any]]:
+    taints = _TAINTS[resolved.accelerator] + (_FABRIC_TAINTS if resolved.fabric else ())
+    return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
+
+
+def _annotations(resolved: Resolved) -> dict[str, str]:
+    """Consolidating an accelerator node would throw KV away that conversations still need."""
+    return {} if resolved.accelerator is Accelerator.NONE else {"karpenter.sh/do-not-disrupt": "true"}
+
+
+def _affinity(serving: DisaggregatedServing, resolved: Resolved) -> dict[str, Any]:
+    """All engines in one zone: required over EFA, which cannot leave it; engines on different hosts where possible."""
+    engines = {
+        "matchLabels": {Label.SERVING: serving.name},
+        "matchExpressions": [{"key": Label.ROLE, "operator": "In", "values": [role.value for role in Role]}],
+    }
+    same_zone = {"labelSelector": engines, "topologyKey": _ZONE_LABEL}
+    other_host = {"labelSelector": engines, "topologyKey": _HOST_LABEL}
+    affinity: dict[str, Any] = {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": other_host}]
+        }
+    }
+    if resolved.fabric:
+        affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}
+    elif serving.spec.placement.same_zone:
+        # Nodes without a zone label would refuse a required term.
+        affinity["podAffinity"] = {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": same_zone}]
+        }
+    return affinity

@@ -1,0 +1,157 @@
+"""The router of a serving: Deployment, Service, and an account that may read the fleet and its endpoints, no more."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from duplex_connector.contract import Port
+from duplex_operator.api import DisaggregatedServing
+from duplex_operator.api.pod_template import ROUTER_CONTAINER
+from duplex_operator.render.merge import merge
+from duplex_operator.render.names import (
+    API_PORT,
+    CONTAINER_API_PORT,
+    RenderContext,
+    fleet_name,
+    metadata,
+    router_labels,
+    router_name,
+    router_selector,
+)
+
+_GRACE_SECONDS: Final = 120
+"""Longest time that a stopping router goes on relaying streams."""
+
+_PRE_STOP_SECONDS: Final = 5
+
+
+def render_router(serving: DisaggregatedServing, context: RenderContext) -> list[dict[str, Any]]:
+    """Return the router's objects, what others need first."""
+    return [*_account(serving, context), _service(serving, context), _deployment(serving, context)]
+
+
+def _account(serving: DisaggregatedServing, context: RenderContext) -> list[dict[str, Any]]:
+    name = router_name(serving.name)
+    own = metadata(serving, name, router_labels(serving.name), context.operator_version)
+    read = ["get", "list", "watch"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": own,
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": own,
+            "rules": [
+                {
+                    # A list or watch counts as one of this name when its field selector is metadata.name=<name>.
+                    "apiGroups": [""],
+                    "resources": ["configmaps"],
+                    "resourceNames": [fleet_name(serving.name)],
+                    "verbs": read,
+                },
+                # EndpointSlices have generated names, so they cannot be told apart here.
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": read},
+            ],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": own,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": serving.namespace}],
+        },
+    ]
+
+
+def _service(serving: DisaggregatedServing, context: RenderContext) -> dict[str, Any]:
+    service = serving.spec.router.service
+    own = metadata(serving, router_name(serving.name), router_labels(serving.name), context.operator_version)
+    if service.annotations:
+        own["annotations"] = dict(service.annotations)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": own,
+        "spec": {
+            "type": service.type.value,
+            "selector": router_selector(serving.name),
+            "ports": [API_PORT | {"port": service.port, "targetPort": "api"}],
+        },
+    }
+
+
+def _deployment(serving: DisaggregatedServing, context: RenderContext) -> dict[str, Any]:
+    router = serving.spec.router
+    labels = router_labels(serving.name)
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "serviceAccountName": router_name(serving.name),
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(serving, context)],
+        },
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(serving, router_name(serving.name), labels, context.operator_version),
+        "spec": {
+            "replicas": 0 if serving.spec.suspend else router.replicas,
+            "revisionHistoryLimit": 2,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": router_selector(serving.name)},
+            "template": merge(template, router.pod_template or {}),
+        },
+    }
+
+
+def _container(serving: DisaggregatedServing, context: RenderContext) -> dict[str, Any]:
+    router = serving.spec.router
+    given = router.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if router.resources else {}
+    return {
+        "name": ROUTER_CONTAINER,
+        "image": router.image or context.router_image,
+        "command": ["duplex-router"],
+        "args": [
+            "--namespace",
+            serving.namespace,
+            "--serving",
+            serving.name,
+            "--host",
+            "0.0.0.0",  # noqa: S104 - the pod's own network namespace
+            "--port",
+            str(Port.API),
+            "--admin-port",
+            str(Port.ADMIN),
+            "--pod-name",
+            "$(POD_NAME)",
+        ],
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "ports": [CONTAINER_API_PORT, {"name": "admin", "containerPort": Port.ADMIN, "protocol": "TCP"}],
+        "resources": merge({"requests": {"cpu": "100m", "memory": "128Mi"}}, given),
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "admin"}, "periodSeconds": 2, "timeoutSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "admin"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+            "failureThreshold": 6,
+        },
+        "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
