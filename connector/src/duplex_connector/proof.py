@@ -78,6 +78,9 @@ class Reason(StrEnum):
     LOCAL = "local"
     UNSUPPORTED_INPUT = "unsupported-input"
     EXPIRED = "expired"
+    DISABLED = "disabled"
+    PULL_FAILED = "pull-failed"
+    PREEMPTED = "preempted"
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,11 @@ def _malformed(params: Mapping[str, Any], groups: Sequence[Group]) -> Reason | N
     return None if ids_fit and params.get(Params.NUM_TOKENS) == count else Reason.MALFORMED
 
 
+def cut_blocks(block_ids: Sequence[Sequence[int]], tokens: int, groups: Sequence[Group]) -> list[list[int]]:
+    """Return the ids of the blocks that hold the first `tokens` tokens; every group must keep all its blocks."""
+    return [list(ids[: -(-tokens // group.block_size)]) for ids, group in zip(block_ids, groups, strict=True)]
+
+
 def decide(
     params: Mapping[str, Any],
     prompt_ids: Sequence[int] | None,
@@ -246,5 +254,4 @@ def decide(
     tokens = proved // block_size * block_size
     if tokens == 0:
         return _refuse(Reason.DIVERGED, proved)
-    cut = [list(group_ids[: tokens // group.block_size]) for group_ids, group in zip(ids, groups, strict=True)]
-    return Decision(Outcome.PARTIAL, Reason.DIVERGED, proved, tokens, cut)
+    return Decision(Outcome.PARTIAL, Reason.DIVERGED, proved, tokens, cut_blocks(ids, tokens, groups))

@@ -1,0 +1,56 @@
+"""The worker side of the guarded connector: it moves vLLM's KV as ever, and knows kept pulls and released holds.
+
+Written against vLLM 0.32 and 0.33 (nixl/base_worker.py, nixl/pull_worker.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
+
+from .handle import is_kept
+from .holds import RELEASED
+from .nixl_stats import GuardedStats
+
+
+class _WithoutKeptPulls:
+    """A NIXL agent whose notifications leave out those of pulls that must not consume.
+
+    vLLM's _get_new_notifs (nixl/pull_worker.py) would take such a notification for one that came after the lease had
+    lapsed: an error in the log and a count that operators are told to alert on.
+    """
+
+    def __init__(self, agent: Any) -> None:  # noqa: ANN401 - NIXL's agent
+        self._agent = agent
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the agent has
+        return getattr(self._agent, name)
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        """Return the notifications by sender, without those of kept pulls."""
+        arrived = self._agent.get_new_notifs()
+        return {sender: [each for each in each_of if not is_kept(each)] for sender, each_of in arrived.items()}
+
+
+class GuardedWorker(NixlConnectorWorker):  # type: ignore[misc] # vLLM is only there inside an engine image
+    """vLLM's pull worker with multi-read holds."""
+
+    nixl_wrapper: Any
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's classes
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.nixl_wrapper = _WithoutKeptPulls(self.nixl_wrapper)
+        # Merged with the scheduler's by vLLM (v1/core/sched/scheduler.py), so both must have the same keys.
+        self.xfer_stats = GuardedStats()
+
+    def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
+        """Free released holds before vLLM looks for expired ones: it would count and log each as a lost lease."""
+        released = [request_id for request_id, until in self._reqs_to_send.items() if until == RELEASED]
+        for request_id in released:
+            del self._reqs_to_send[request_id]
+            self._reqs_to_process.discard(request_id)
+            self.consumer_notification_counts_by_req.pop(request_id, None)
+            self.expected_consumer_notifications_by_req.pop(request_id, None)
+            done_sending.add(request_id)
+        super()._reap_expired_send_leases(done_sending)
