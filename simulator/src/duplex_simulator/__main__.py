@@ -1,0 +1,5 @@
+"""`python -m duplex_simulator`."""
+
+from .cli import main
+
+main()

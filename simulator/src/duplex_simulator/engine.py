@@ -1,0 +1,457 @@
+"""The engine: requests through queue, load, prefill and decode, and the blocks they leave for peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Final
+
+from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS, KEEP_PREFIX, Metric, Params
+
+from .blocks import BlockPool
+from .chain import fold
+from .clock import Clock
+from .connector import Connector, Pull
+from .holds import HEARTBEAT_PREFIX
+from .metrics import Metrics
+from .model import LanguageModel
+from .profile import Profile
+from .request import EngineRequest, Status, Token
+from .scheduler import Scheduler
+from .sidechannel import SideChannelClient, TransferError
+from .tokenizer import EOS
+
+logger = logging.getLogger(__name__)
+
+_REAP_SECONDS: Final = 0.05
+
+
+class EngineDeadError(Exception):
+    """The engine process is gone; every request fails, and so does /health."""
+
+    MESSAGE: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+class LoadFailedError(Exception):
+    """KV could not be loaded and the policy is `fail`: HTTP 500 with no reason, as vLLM answers."""
+
+
+class ExpiredError(TransferError):
+    """The peer's deadline is too near to begin a read."""
+
+
+class Engine:
+    """One engine process, with or without a connector."""
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        model: LanguageModel,
+        profile: Profile,
+        clock: Clock,
+        metrics: Metrics,
+        max_length: int,
+        most_running: int,
+        chunk: int,
+        connector: Connector | None,
+        peers: SideChannelClient | None,
+        time_scale: float = 1.0,
+    ) -> None:
+        self.pool, self.model, self.clock, self.metrics = pool, model, clock, metrics
+        self.connector, self.max_length = connector, max_length
+        self.scheduler = Scheduler(pool, connector, most_running=most_running, chunk=chunk)
+        self.dead: Exception | None = None
+        self.draining = False
+        self.corrupt_answers = 0
+        self.freed_reads = 0
+        self._profile, self._peers, self._scale = profile, peers, time_scale
+        self._device = asyncio.Lock()
+        self._death = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to end holds whose time is up."""
+        self._spawn(self._reap())
+
+    async def close(self) -> None:
+        """Stop every task of the engine's own."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._peers is not None:
+            self._peers.close()
+
+    async def drained(self) -> None:
+        """Return once nothing runs and nothing is held: what `--shutdown-timeout` waits for (VLLM.md d.4)."""
+        self.draining = True
+        while self.scheduler.running or self.scheduler.waiting or (self.connector and len(self.connector.holds)):
+            await self.clock.sleep(_REAP_SECONDS)
+
+    async def wait_dead(self) -> None:
+        """Return once the engine is dead."""
+        await self._death.wait()
+
+    def free_blocks(self, tables: list[list[int]]) -> None:
+        """Take back the blocks of a hold that ended."""
+        for table in tables:
+            self.pool.release(table)
+        self._admit()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _reap(self) -> None:
+        while True:
+            if self.connector is not None:
+                self.connector.holds.reap(self.clock.now())
+            await asyncio.sleep(_REAP_SECONDS)
+
+    def _die(self, error: Exception) -> EngineDeadError:
+        if self.dead is None:
+            logger.error("EngineCore encountered a fatal error: %r", error, exc_info=error)
+            self.dead = error
+            self._death.set()
+            for request in self.scheduler.waiting:
+                request.admitted.set()
+        return EngineDeadError(EngineDeadError.MESSAGE)
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(EngineDeadError.MESSAGE)
+
+    def _admit(self) -> None:
+        try:
+            self.scheduler.admit_waiting()
+        except Exception as error:  # noqa: BLE001 - whatever a connector raises kills vLLM's engine process
+            self._die(error)
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.clock.sleep(seconds * self._scale)
+        self._check_alive()
+
+    # -- peers (the Holder of the side channel) ----------------------------------------------------------------------
+
+    def read_blocks(self, request_id: str, block_ids: list[list[int]]) -> list[list[bytes]]:
+        """Return the content of blocks for a peer.
+
+        Real NIXL reads whatever the memory holds by then. Here a read under a request id that holds nothing, or of a
+        block outside that hold, always returns scrap, so that luck hides no late read.
+        """
+        hold = self.connector.holds.get(request_id.removeprefix(KEEP_PREFIX)) if self.connector else None
+        held = {block for table in hold.tables for block in table} if hold is not None else set()
+        groups = []
+        for ids in block_ids:
+            blocks = []
+            for block in ids:
+                content = self.pool.read(block)
+                if block not in held:
+                    self.freed_reads += 1
+                    content = fold(content).to_bytes(8, "little") * max(1, len(content) // 8)
+                blocks.append(content)
+            groups.append(blocks)
+        return groups
+
+    def notified(self, text: str) -> None:
+        """Take a peer's notification."""
+        if self.connector is not None:
+            self.connector.holds.notified(text, self.clock.now())
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def reject(self, params: dict[str, Any]) -> None:
+        """Take the params of a request that the front end refused."""
+        if self.connector is None or self.dead is not None:
+            return
+        try:
+            pull = self.connector.rejected(params)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._die(error)
+            return
+        if pull is not None:
+            self._spawn(self._notify(pull))
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Token, None]:
+        """Yield the request's tokens; closing the iterator early aborts the request.
+
+        Raises EngineDeadError and LoadFailedError.
+        """
+        self._check_alive()
+        if self.draining:
+            request.status = Status.ABORTED
+            yield Token(-1, Status.ABORTED)
+            return
+        await self._sleep(self._profile.frontend_seconds(request.prompt_tokens))
+        heartbeats = self._arrive(request)
+        try:
+            while not request.ended:
+                await self._compute(request, heartbeats)
+                yield self._sample(request)
+        except LoadFailedError:
+            request.status = Status.ERROR
+            raise
+        finally:
+            if heartbeats is not None:
+                heartbeats.cancel()
+            if request.status in {Status.WAITING, Status.LOADING, Status.RUNNING, Status.ERROR}:
+                self._abort(request)
+
+    def _arrive(self, request: EngineRequest) -> asyncio.Task[None] | None:
+        try:
+            if self.connector is not None:
+                self.connector.arrived(request)
+                beats = self._heartbeats(request)
+            else:
+                beats = None
+            self.scheduler.add(request)
+        except Exception as error:
+            raise self._die(error) from error
+        return beats
+
+    def _abort(self, request: EngineRequest) -> None:
+        """Free an unfinished request's blocks; a load under way keeps them until it reports (vllm#46283)."""
+        waiting, loading = request.status is Status.WAITING, request.status is Status.LOADING
+        if request.status is not Status.ERROR:
+            request.status = Status.ABORTED
+            self.metrics.add("vllm:request_success", 1, finished_reason="abort")
+        self.scheduler.remove(request)
+        if waiting and request.params and self.connector is not None:
+            self.reject(request.params)
+        if not loading:
+            request.kv.release()
+        self._admit()
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def _heartbeats(self, request: EngineRequest) -> asyncio.Task[None] | None:
+        params = request.params or {}
+        keys = (Params.ENGINE_ID, Params.REQUEST_ID, Params.HOST, Params.PORT, Params.TP_SIZE)
+        if self.connector is None or not params.get(Params.DO_REMOTE_PREFILL):
+            return None
+        if any(params.get(key) is None for key in keys):
+            return None
+        engine_id, request_id, host, port, _ = (params[key] for key in keys)
+        return self._spawn(self._beat(engine_id, host, port, f"{HEARTBEAT_PREFIX}{request_id}"))
+
+    async def _beat(self, engine_id: str, host: str, port: int, text: str) -> None:
+        if self.connector is None or self._peers is None:
+            return
+        while True:
+            await self.clock.sleep(self.connector.settings.lease // 6)
+            try:
+                await self._peers.notify(engine_id, host, port, text)
+            except TransferError as error:
+                logger.warning("heartbeat failed: %s", error)
+
+    async def _notify(self, pull: Pull) -> None:
+        if self._peers is None:
+            return
+        try:
+            await self._peers.notify(pull.engine_id, pull.host, pull.port, f"{pull.request_id}:1")
+        except TransferError as error:
+            self.metrics.add("vllm:nixl_num_failed_notifications", 1)
+            self.metrics.add(Metric.NIXL_FAILED, 1)
+            logger.warning("completion notification failed: %s", error)
+
+    async def _load(self, request: EngineRequest) -> None:
+        """Wait for the request's KV from a peer. Where no transfer was started, that is for ever (traps 2 to 4)."""
+        pull: Pull | None = request.pull
+        if pull is None:
+            logger.warning("%s waits for remote KV that nobody fetches", request.request_id)
+            await self._death.wait()
+            self._check_alive()
+            return
+        task = self._spawn(self._pull(request, pull))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda _: self._release_orphan(request))
+            raise
+        except TransferError as error:
+            self._load_failed(request, error)
+
+    def _release_orphan(self, request: EngineRequest) -> None:
+        request.kv.release()
+        self._admit()
+
+    async def _pull(self, request: EngineRequest, pull: Pull) -> None:
+        if self._peers is None:
+            raise TransferError("this engine has no side channel")
+        started = self.clock.now()
+        await self._check_expiry(pull)
+        await self.clock.sleep(self._profile.transfer_seconds(request.external) * self._scale)
+        groups = await self._peers.read(pull.engine_id, pull.host, pull.port, pull.request_id, pull.remote)
+        for ids, blocks in zip(pull.local, groups, strict=True):
+            for block, content in zip(ids, blocks, strict=True):
+                self.pool.write(block, 0, content)
+        self._spawn(self._notify(pull))
+        self.metrics.observe("vllm:nixl_xfer_time_seconds", self.clock.now() - started)
+        self.metrics.observe(Metric.NIXL_BYTES, request.external * self._profile.kv_bytes_per_token)
+        self.metrics.observe("vllm:nixl_num_descriptors", sum(map(len, pull.local)))
+
+    async def _check_expiry(self, pull: Pull) -> None:
+        if not pull.turn or pull.expires is None or self._peers is None:
+            return
+        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
+        if self.clock.now() + offset + HANDLE_EXPIRY_MARGIN_SECONDS >= pull.expires:
+            self.metrics.add(Metric.NIXL_EXPIRED, 1)
+            raise ExpiredError("Declining expired remote read")
+
+    def _load_failed(self, request: EngineRequest, error: TransferError) -> None:
+        logger.warning("%s: KV load failed: %s", request.request_id, error)
+        if not isinstance(error, ExpiredError):
+            self.metrics.add(Metric.NIXL_FAILED, 1)
+        if self.connector is None:
+            return
+        self.connector.pull_failed(request)
+        settings = self.connector.settings
+        if not settings.guarded and not settings.recompute:
+            request.status = Status.ERROR
+            self.metrics.add("vllm:request_success", 1, finished_reason="error")
+            raise LoadFailedError(str(error))
+        request.external, request.cached = 0, None
+        self.scheduler.requeue(request)
+        self._admit()
+
+    # -- computing ---------------------------------------------------------------------------------------------------
+
+    async def _compute(self, request: EngineRequest, heartbeats: asyncio.Task[None] | None) -> None:
+        """Bring the KV of all the request's tokens about, but the one to be sampled next."""
+        kv = request.kv
+        while kv.computed < len(kv.tokens) or request.status is not Status.RUNNING:
+            await request.admitted.wait()
+            self._check_alive()
+            if request.status is Status.LOADING:
+                await self._load(request)
+                if request.status is Status.LOADING:
+                    self._loaded(request)
+                    if heartbeats is not None:
+                        heartbeats.cancel()
+                continue
+            if request.status is not Status.RUNNING:
+                continue
+            if request.pull is not None:
+                # Nothing to load, but the peer must hear that its blocks may go.
+                self._spawn(self._notify(request.pull))
+                request.pull = None
+            await self._step(request)
+
+    def _loaded(self, request: EngineRequest) -> None:
+        kv = request.kv
+        kv.settle(request.local + request.external)
+        kv.remember()
+        if kv.computed >= len(kv.tokens):
+            kv.settle(len(kv.tokens) - 1)
+        request.pull = None
+        request.status = Status.RUNNING
+
+    async def _step(self, request: EngineRequest) -> None:
+        kv = request.kv
+        upto = min(len(kv.tokens), kv.computed + self.scheduler.chunk)
+        if not self._grow(request, upto):
+            return
+        new = upto - kv.computed
+        if request.output:
+            await self._sleep(self._profile.decode_seconds(kv.computed) if new == 1 else self._prefill(request, new))
+        else:
+            async with self._device:
+                await self._sleep(self._prefill(request, new))
+        if request.preempted or request.status is not Status.RUNNING:
+            return
+        kv.compute(upto)
+        kv.remember()
+
+    def _grow(self, request: EngineRequest, tokens: int) -> bool:
+        grown = self.scheduler.grow(request, tokens)
+        if not grown:
+            self._admit()
+        return grown
+
+    def _prefill(self, request: EngineRequest, new: int) -> float:
+        """Return a prefill step's time; one token on top of loaded KV is what decode does in a step."""
+        if new == 1 and request.external:
+            return self._profile.decode_seconds(request.kv.computed)
+        return self._profile.prefill_seconds(new, request.kv.computed)
+
+    def _sample(self, request: EngineRequest) -> Token:
+        kv, sampling = request.kv, request.sampling
+        marked = kv.tainted and not request.marked
+        if marked:
+            request.marked = True
+            self.corrupt_answers += 1
+            logger.error("%s reads KV that was not computed from its tokens", request.request_id)
+        if not request.output:
+            self._count_sources(request)
+        token = self.model.next_token(kv.last_cell(), kv.tokens, marked=marked)
+        if token == EOS and (sampling.ignore_eos or len(request.output) < sampling.min_tokens):
+            token = self.model.tokenizer.word(kv.last_cell() >> 8, spaced=True)
+        kv.append(token)
+        request.output.append(token)
+        reason: int | None = None
+        if token == EOS and not sampling.ignore_eos:
+            request.status = Status.STOPPED
+        elif token in sampling.stop_token_ids:
+            request.status, reason = Status.STOPPED, token
+        elif len(request.output) >= sampling.max_tokens or len(kv.tokens) >= self.max_length:
+            request.status = Status.LENGTH
+        self.metrics.add("vllm:generation_tokens", 1)
+        if not request.ended:
+            return Token(token)
+        return Token(token, request.status, reason, self._finish(request))
+
+    def _count_sources(self, request: EngineRequest) -> None:
+        local, external = request.local, request.external
+        computed = request.prompt_tokens - local - external
+        self.metrics.add("vllm:prompt_tokens", request.prompt_tokens)
+        for source, count in (
+            ("local_compute", computed),
+            ("local_cache_hit", local),
+            ("external_kv_transfer", external),
+        ):
+            self.metrics.add(Metric.PROMPT_TOKENS_BY_SOURCE, max(0, count), source=source)
+        self.metrics.add("vllm:prefix_cache_queries", request.prompt_tokens)
+        self.metrics.add("vllm:prefix_cache_hits", local)
+        self.metrics.add("vllm:external_prefix_cache_queries", request.prompt_tokens - local)
+        self.metrics.add("vllm:external_prefix_cache_hits", external)
+
+    def _finish(self, request: EngineRequest) -> dict[str, Any] | None:
+        held, params = False, None
+        try:
+            if self.connector is not None:
+                held, params = self.connector.finished(request)
+        except Exception as error:
+            raise self._die(error) from error
+        self.scheduler.remove(request)
+        if not held:
+            request.kv.release()
+        self.metrics.add("vllm:request_success", 1, finished_reason=request.status.value)
+        self._admit()
+        return params
+
+    def state(self) -> dict[str, Any]:
+        """Return what tests look at: blocks, holds, and rules that were broken."""
+        holds = self.connector.holds if self.connector else None
+        return {
+            "blocks": {"total": self.pool.count - 1, "used": self.pool.used, "free": self.pool.free},
+            "requests": {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)},
+            "holds": [
+                {
+                    "requestId": hold.request_id,
+                    "tokens": hold.tokens,
+                    "kind": "turn" if hold.turn else "hand-off",
+                    "secondsLeft": hold.deadline - self.clock.now(),
+                }
+                for hold in (holds.all() if holds else [])
+            ],
+            "holdCounts": dict(vars(holds.counts)) if holds else {},
+            "corruptAnswers": self.corrupt_answers,
+            "freedReads": self.freed_reads,
+            "preemptions": self.scheduler.preemptions,
+            "dead": repr(self.dead) if self.dead else None,
+        }
