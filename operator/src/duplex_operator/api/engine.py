@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from duplex_connector.contract import CAPABILITIES, FEATURE_STREAMS_KV_PARAMS, OWNED_ENV, OWNED_FLAGS, ConnectorKind
+from duplex_connector.contract import (
+    CAPABILITIES,
+    FEATURE_STREAMS_KV_PARAMS,
+    OWNED_ENV,
+    OWNED_FLAGS,
+    Capability,
+    ConnectorKind,
+)
 from duplex_operator.api.base import ATOMIC, LIST_MAP_BY_NAME, ApiModel, EnvVar, ObjectName, Rule, SecretKey, with_rules
 
 SHORT_FLAGS: Final = {
@@ -134,15 +141,22 @@ class EngineFeature(StrEnum):
     STREAMS_KV_PARAMS = FEATURE_STREAMS_KV_PARAMS
 
 
-_TESTED: Final = [f"{row.version[0]}.{row.version[1]}" for row in CAPABILITIES if row.guarded_tested]
-TESTED_VERSIONS: Final = ", ".join(_TESTED)
-"""Release lines on which the guarded connector has run, for messages."""
-_TESTED_PATTERN: Final = "(" + "|".join(line.replace(".", "[.]") for line in _TESTED) + ")"
-GUARDED_VERSION_EXPRESSION: Final = (
-    f"(has(self.engine.version) ? self.engine.version.matches('^v?{_TESTED_PATTERN}([.]|$)')"
-    f" : self.engine.image.matches(':v?{_TESTED_PATTERN}[.][0-9]+(@sha256:[0-9a-f]+)?$'))"
-)
-"""CEL, on spec: the engine's version is one on which the guarded connector has run."""
+def release_lines(rows: Iterable[Capability]) -> list[str]:
+    """Return the release lines of some rows of a capability table, such as `0.33`."""
+    return [f"{row.version[0]}.{row.version[1]}" for row in rows]
+
+
+def version_in(lines: Iterable[str]) -> str:
+    """Return CEL, on spec, that holds where the engine's version, given or in the tag, is of one of these lines."""
+    pattern = "(" + "|".join(line.replace(".", "[.]") for line in lines) + ")"
+    return (
+        f"(has(self.engine.version) ? self.engine.version.matches('^v?{pattern}([.]|$)')"
+        f" : self.engine.image.matches(':v?{pattern}([.][0-9]+)?(@sha256:[0-9a-f]+)?$'))"
+    )
+
+
+TESTED_LINES: Final = release_lines(row for row in CAPABILITIES if row.guarded_tested)
+"""Release lines on which the guarded connector has run."""
 
 
 class Engine(ApiModel):
@@ -174,7 +188,7 @@ class Engine(ApiModel):
     """More environment variables for both roles."""
     block_size: BlockSize | None = None
     """Tokens in a KV block, equal on both roles; left out: 16 on GPUs, 32 on Neuron and CPU."""
-    dtype: Annotated[str, Field(pattern=r"^(auto|half|float16|bfloat16|float|float32)$")] = "auto"
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
     """Type of weights and activations (`--dtype`)."""
     kv_cache_dtype: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9_]+$")] = "auto"
     """Type of the KV cache (`--kv-cache-dtype`)."""

@@ -6,9 +6,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from duplex_connector.contract import GROUP, KIND, VERSION
+from duplex_connector.contract import CAPABILITIES, GROUP, KIND, NEURON_CAPABILITIES, VERSION
 from duplex_operator.api.base import ApiModel, Rule, ShortText, Switch, with_rules
-from duplex_operator.api.engine import GUARDED_VERSION_EXPRESSION, TESTED_VERSIONS, Engine, Model
+from duplex_operator.api.engine import TESTED_LINES, Engine, Model, release_lines, version_in
 from duplex_operator.api.kv_transfer import KvTransfer
 from duplex_operator.api.role import NEURON_PATTERN, Role
 from duplex_operator.api.router import Router
@@ -18,9 +18,6 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 MAX_NAME_LENGTH: Final = 44
 """A child Service is called <name>-prefill-<8 hex> and must fit in 63 characters, with room for a suffix."""
-
-MAX_AGENTS: Final = 256
-"""Remote agents that one NIXL process can address (8 bits in the LIBFABRIC plugin's wire format)."""
 
 
 class Ratio(ApiModel):
@@ -117,6 +114,10 @@ _NEURON: Final = f"self.prefill.instanceType.matches('{NEURON_PATTERN}')"
 _GUARDED: Final = f"(has(self.engine.connector) ? self.engine.connector == 'Guarded' : !{_NEURON})"
 _BOTH_TP: Final = "has(self.prefill.tensorParallelSize) && has(self.decode.tensorParallelSize)"
 
+_WANTS_REUSE: Final = "has(self.kvTransfer.bidirectional.enabled) && self.kvTransfer.bidirectional.enabled"
+_EXPIRY_LINES: Final = release_lines(row for row in CAPABILITIES if row.bidirectional and row.expiry_guard)
+_NEURON_LINES: Final = release_lines(row for row in NEURON_CAPABILITIES if row.bidirectional)
+
 SPEC_RULES: Final = (
     Rule(
         f"{_BOTH_TYPES}.all(t, t == 'cpu') || {_BOTH_TYPES}.all(t, t.matches('{NEURON_PATTERN}'))"
@@ -128,12 +129,6 @@ SPEC_RULES: Final = (
         f"!({_BOTH_TP}) || self.prefill.tensorParallelSize % self.decode.tensorParallelSize == 0"
         " || self.decode.tensorParallelSize % self.prefill.tensorParallelSize == 0",
         "tensorParallelSize: one role's must divide the other's, because each rank reads whole shards of its peer",
-    ),
-    Rule(
-        "[self.prefill, self.decode].all(r, !has(r.tensorParallelSize)"
-        f" || r.tensorParallelSize * r.replicas <= {MAX_AGENTS})",
-        f"replicas: tensorParallelSize x replicas of a role must not exceed {MAX_AGENTS}, the number of remote agents "
-        "that NIXL can address: lower replicas, or run a second serving",
     ),
     Rule(
         "self.decode.pipelineParallelSize == 1",
@@ -162,9 +157,19 @@ SPEC_RULES: Final = (
         "engine.connector: Guarded has not been run on Neuron: leave engine.connector out, or set Stock",
     ),
     Rule(
-        f"!{_GUARDED} || {_NEURON} || {GUARDED_VERSION_EXPRESSION}",
-        f"engine.connector: Guarded has been tested on vLLM {TESTED_VERSIONS} only: use such an image, "
+        f"!{_GUARDED} || {_NEURON} || {version_in(TESTED_LINES)}",
+        f"engine.connector: Guarded has been tested on vLLM {', '.join(TESTED_LINES)} only: use such an image, "
         "set engine.version to what is inside, or set engine.connector: Stock",
+    ),
+    Rule(
+        f"!({_WANTS_REUSE}) || {_NEURON} || {version_in(_EXPIRY_LINES)}",
+        f"kvTransfer.bidirectional.enabled: needs vLLM {', '.join(_EXPIRY_LINES)}: older ones read expired KV and "
+        "answer wrongly; use such an image, or set it to false",
+    ),
+    Rule(
+        f"!({_WANTS_REUSE}) || !{_NEURON} || {version_in(_NEURON_LINES)}",
+        f"kvTransfer.bidirectional.enabled: on Neuron it needs vllm-neuron {', '.join(_NEURON_LINES)}: use such an "
+        "image, or set it to false",
     ),
     Rule(
         "!self.networkPolicy.enabled",

@@ -14,6 +14,9 @@ from duplex_operator.api.instances import INSTANCE_TYPES
 NEURON_PATTERN: Final = "^(ml[.])?trn"
 """CEL pattern of instance types with Neuron devices."""
 
+MAX_AGENTS: Final = 256
+"""Remote agents that one NIXL process can address (8 bits in the LIBFABRIC plugin's wire format)."""
+
 
 class ScalingMode(StrEnum):
     """Who decides on the number of engines."""
@@ -71,6 +74,11 @@ class Role(ApiModel):
         ),
         Rule(
             "self.nodes == 1", "nodes: only 1 is acted on in this release; choose an instance type that holds the model"
+        ),
+        Rule(
+            f"!has(self.tensorParallelSize) || self.tensorParallelSize * self.replicas <= {MAX_AGENTS}",
+            f"replicas: tensorParallelSize x replicas must not exceed {MAX_AGENTS}, the number of remote agents that "
+            "NIXL can address: lower replicas, or run a second serving",
         ),
         ARGS_RULE,
         ENV_RULE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -166,11 +166,11 @@ class Condition(ApiModel):
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
     """What is observed."""
-    status: Annotated[str, Field(pattern="^(True|False|Unknown)$")]
+    status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
     observed_generation: Count | None = None
     """metadata.generation that it is about."""
-    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
     """When `status` last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
     """Why, in one word of a closed list."""

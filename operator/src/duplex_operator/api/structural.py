@@ -42,9 +42,9 @@ class _Translation:
         out = {key: value for key, value in schema.items() if key not in _DROPPED}
         if "const" in schema:
             out["enum"] = [schema["const"]]
-        self._settle_default(out)
         _settle_bounds(out, path)
         self._settle_members(out, path, inside)
+        self._settle_default(out)
         _refuse_shapeless(out, path)
         return out
 
@@ -56,11 +56,13 @@ class _Translation:
         return self.translate(self._definitions[name] | siblings, path, (*inside, name))
 
     def _settle_default(self, out: Schema) -> None:
-        """Make an object's default the empty object: the API server fills in the defaults of its members."""
+        """Make an object's default that of its members: the API server tries the rules on it as it stands."""
         if not self._keep_defaults or out.get("default", ...) is None:
             out.pop("default", None)
-        elif out.get("type") == "object" and "default" in out:
-            out["default"] = {}
+        elif "properties" in out and "default" in out:
+            out["default"] = {
+                name: member["default"] for name, member in out["properties"].items() if "default" in member
+            }
 
     def _settle_members(self, out: Schema, path: str, inside: tuple[str, ...]) -> None:
         values = out.pop("additionalProperties", None)

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from duplex_connector.contract import CAPABILITIES, NEURON_CAPABILITIES, ConnectorKind
 from duplex_operator.api.base import EnvVar, Problem
-from duplex_operator.api.engine import REFUSED_ENV, REFUSED_FLAGS, TESTED_VERSIONS, flag_name
+from duplex_operator.api.engine import REFUSED_ENV, REFUSED_FLAGS, TESTED_LINES, flag_name
 from duplex_operator.api.instances import Accelerator, instance_type
-from duplex_operator.api.models import MAX_AGENTS, Spec
+from duplex_operator.api.models import Spec
 from duplex_operator.api.pod_template import engine_template_problems, router_template_problems
 from duplex_operator.api.resolve import Resolved, ResolvedRole, resolve
+from duplex_operator.api.role import MAX_AGENTS
 
 
 def validate(spec: Spec) -> list[Problem]:
@@ -53,7 +54,7 @@ def _version_problems(resolved: Resolved) -> Iterator[Problem]:
     if resolved.connector is ConnectorKind.GUARDED and not row.guarded_tested:
         yield Problem(
             "engine.connector",
-            f"Guarded has been tested on vLLM {TESTED_VERSIONS} only: use such an image, or set Stock",
+            f"Guarded has been tested on vLLM {', '.join(TESTED_LINES)} only: use such an image, or set Stock",
         )
     if not resolved.bidirectional:
         return
