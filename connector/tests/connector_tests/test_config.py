@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from duplex_connector.config import TransferSettings, kv_transfer_argument, kv_transfer_config
 from duplex_connector.contract import Backend, ConnectorKind, Role
 
