@@ -1,0 +1,3 @@
+module duplex.dev/lab/pause
+
+go 1.26.0
