@@ -49,7 +49,8 @@ def kv_transfer_config(role: Role, settings: TransferSettings) -> dict[str, Any]
     """Return the config of one role as vLLM reads it.
 
     A guarded engine always has the bidirectional flag and constants for TTL and threshold, so that an edit of them
-    restarts nothing. The load failure policy is always `fail`: `recompute` hangs when a pull fails (0.24.0 to 0.33.0).
+    restarts nothing. A guarded engine computes what a failed load did not bring; a stock one must fail the request,
+    since vLLM's own `recompute` waits for ever when a pull fails (0.24.0 to 0.33.0).
     The engine id is left to vLLM: a pinned one would let a restarted engine pass for the old one.
     """
     guarded = settings.connector is ConnectorKind.GUARDED
@@ -57,7 +58,7 @@ def kv_transfer_config(role: Role, settings: TransferSettings) -> dict[str, Any]
         "kv_connector": CONNECTOR_CLASS,
         "kv_role": _BOTH if settings.role_is_both else _ROLE_OF[role],
         "kv_buffer_device": settings.buffer_device,
-        "kv_load_failure_policy": "fail",
+        "kv_load_failure_policy": "recompute" if guarded else "fail",
     }
     if guarded:
         config["kv_connector_module_path"] = CONNECTOR_MODULE

@@ -73,7 +73,8 @@ def test_roles_differ_only_in_kv_role_and_only_when_asked() -> None:
 def test_what_must_never_be_otherwise(settings: TransferSettings) -> None:
     for role in Role:
         config = kv_transfer_config(role, settings)
-        assert config["kv_load_failure_policy"] == "fail"
+        guarded = settings.connector is ConnectorKind.GUARDED
+        assert config["kv_load_failure_policy"] == ("recompute" if guarded else "fail")
         assert "engine_id" not in config
         assert config["kv_connector_extra_config"]["backends"] == [settings.backend.value]
 
