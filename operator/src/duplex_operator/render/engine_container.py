@@ -59,6 +59,8 @@ def engine_container(spec: Spec, resolved: Resolved, role: ResolvedRole) -> dict
     return {
         "name": ENGINE_CONTAINER,
         "image": spec.engine.image,
+        # The last lines of the log are the pod's own last words: status shows them when the engine cannot start.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": engine_arguments(spec, resolved, role),
         "env": engine_environment(spec, resolved, role),
         "ports": [

@@ -130,6 +130,7 @@ def _connector_container(context: RenderContext) -> dict[str, Any]:
         "name": CONNECTOR_CONTAINER,
         "image": context.connector_image,
         "command": ["duplex-connector-install", CONNECTOR_MOUNT],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT}],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
         "securityContext": {

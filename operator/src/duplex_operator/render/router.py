@@ -124,6 +124,7 @@ def _container(serving: DisaggregatedServing, context: RenderContext) -> dict[st
         "name": ROUTER_CONTAINER,
         "image": router.image or context.router_image,
         "command": ["duplex-router"],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": [
             "--namespace",
             serving.namespace,
