@@ -9,6 +9,7 @@ import json
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,21 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
 WATCH_SILENCE_SECONDS = 100  # bookmarks come about once a minute: longer silence is a half-dead connection
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What another HTTP client needs to reach the same cluster as the same user. Paths and token are None if not used.
+
+    ``token`` is the bare bearer token.
+    """
+
+    server: str
+    authority_path: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+    token: str | None
+    verify: bool
 
 
 class ConnectError(Exception):
@@ -75,6 +91,20 @@ class Client:
     async def close(self) -> None:
         """Close all connections, those of guarded copies included."""
         await self._api_client.close()
+
+    async def credentials(self) -> Credentials:
+        """Return what this client authenticates with now; a token is read anew when it may have been renewed."""
+        configuration = self._api_client.configuration
+        setting = (await configuration.auth_settings()).get("BearerToken") or {}
+        header = str(setting.get("value") or "")
+        return Credentials(
+            server=configuration.host,
+            authority_path=configuration.ssl_ca_cert,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            token=header.partition(" ")[2] or None,
+            verify=configuration.verify_ssl,
+        )
 
     def guarded(self, guard: WriteGuard) -> "Client":
         """See ``KubeApi.guarded``."""

@@ -83,9 +83,7 @@ async def test_asking_now_ends_the_delay() -> None:
 
 async def test_backoff_doubles_to_five_minutes_and_starts_anew_after_success() -> None:
     work = queue(FakeClock())
-    delays = []
-    for _ in range(12):
-        delays.append(work.retry("a"))
+    delays = [work.retry("a") for _ in range(12)]
     assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
     work.reset("a")
     assert work.retry("a") == 1

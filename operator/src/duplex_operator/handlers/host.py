@@ -1,0 +1,164 @@
+"""One operator process: probes, election, and while leading the watches, the queue and the workers."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import cast
+
+import kopf
+
+from duplex_kube.api import KubeApi, KubeObject
+from duplex_kube.client import Credentials
+from duplex_operator.handlers.watch import make_registry, make_settings
+from duplex_operator.reconcile.children import Children
+from duplex_operator.reconcile.reconciler import Reconciler
+from duplex_operator.reconcile.resync import Resync, wait_for_kind
+from duplex_operator.reconcile.router_stats import RouterStatsCache, StatsReader
+from duplex_operator.reconcile.servings import Key, Servings, key_of
+from duplex_operator.reconcile.workers import Workers
+from duplex_operator.reconcile.writer import Writer
+from duplex_operator.render import RenderContext
+from duplex_operator.runtime.clock import Clock
+from duplex_operator.runtime.health import Health, serve
+from duplex_operator.runtime.leader import LeaderElection, Leadership, LeaseSettings
+from duplex_operator.runtime.metrics import Metrics
+from duplex_operator.runtime.settings import Settings
+from duplex_operator.runtime.work_queue import WorkQueue
+
+DEBOUNCE_SECONDS = 0.1
+"""Changes come in groups: a short wait makes one reconcile of them."""
+
+DISTRIBUTION = "duplex-serving"
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """Runs an operator. ``stop`` of ``run`` ends it in order; anything wrong ends it with an exception."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        api: KubeApi,
+        credentials: Callable[[], Awaitable[Credentials]],
+        stats_reader: StatsReader,
+        clock: Clock,
+    ) -> None:
+        self.health = Health()
+        self.metrics = Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue(clock)
+        self._settings = settings
+        self._api = api
+        self._credentials = credentials
+        self._stats_reader = stats_reader
+        self._clock = clock
+        self._beat = clock.now()
+        self._children: Children | None = None
+        lease = LeaseSettings(settings.lease_namespace, settings.lease_name, settings.identity)
+        self._election = LeaderElection(api, lease, clock)
+        self.health.add_limit("event loop", lambda: clock.now() - self._beat, 30, "it has not run")
+        self.health.add_limit("reconcile", self.queue.longest_held, 180, "one serving has been worked on")
+        self.health.add_limit("queue", self.queue.longest_wait, 600, "a serving has waited for a worker")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take part until ``stop`` is set; raises what ended the work otherwise."""
+        settings = self._settings
+        async with serve(self.health, self.metrics, self._refresh, settings.health_host, settings.health_port) as port:
+            log.info("probes and metrics on port %d", port)
+            beating = asyncio.create_task(self._heart())
+            taking_part = asyncio.create_task(self._election.run(self.lead))
+            stopping = asyncio.create_task(stop.wait())
+            self.health.ready = True
+            tasks = {beating, taking_part, stopping}
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        for task in (taking_part, beating):
+            if not task.cancelled():
+                task.result()
+
+    async def lead(self, leadership: Leadership) -> None:
+        """Do a leader's work until cancelled."""
+        settings, clock = self._settings, self._clock
+        api = self._api.guarded(leadership.check)
+        await wait_for_kind(api, settings.namespaces, clock)
+        servings = Servings()
+        children = self._children = Children(api, settings.namespaces, clock, self._changed)
+        reconciler = Reconciler(
+            servings=servings,
+            children=children,
+            stats=RouterStatsCache(self._stats_reader, clock),
+            writer=Writer(api, clock, self.metrics, settings.identity),
+            context=RenderContext(
+                router_image=settings.router_image,
+                connector_image=settings.connector_image,
+                operator_version=version(DISTRIBUTION),
+                cluster_domain=settings.cluster_domain,
+            ),
+            clock=clock,
+            term=leadership.term,
+        )
+        resync = Resync(api, settings.namespaces, servings, self._changed, clock)
+        self.health.add("watch of servings", resync.problem)
+        self.health.add_limit("watches", self._oldest_watch, 600, "a watch has heard nothing")
+        async with asyncio.TaskGroup() as group:
+            for reflector in children.reflectors:
+                group.create_task(reflector.run())
+            # Decisions on half a picture would be wrong ones: nobody works before everything has been listed.
+            await children.synced()
+            group.create_task(self._watch_servings(servings))
+            group.create_task(resync.run())
+            group.create_task(Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers))
+
+    async def _watch_servings(self, servings: Servings) -> None:
+        def on_event(event: kopf.RawEvent) -> None:
+            obj = cast("KubeObject", event["object"])
+            if event["type"] == "DELETED":
+                if servings.remove(obj):
+                    self._changed(key_of(obj))
+            elif servings.put(obj):
+                self._changed(key_of(obj))
+
+        stop = asyncio.Event()
+        namespaces = self._settings.namespaces
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=make_registry(self._credentials, on_event),
+                settings=make_settings(),
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=stop,
+            )
+        )
+        try:
+            await asyncio.shield(watching)
+        finally:
+            stop.set()
+            await asyncio.wait({watching})
+        raise RuntimeError("the watch of servings has ended")
+
+    def _changed(self, key: Key) -> None:
+        self.queue.add_after(key, DEBOUNCE_SECONDS)
+
+    async def _heart(self) -> None:
+        while True:
+            self._beat = self._clock.now()
+            await self._clock.sleep(1)
+
+    def _oldest_watch(self) -> float:
+        return max((reflector.age() for reflector in self._children.reflectors), default=0.0) if self._children else 0.0
+
+    def _refresh(self) -> None:
+        metrics, queue = self.metrics, self.queue
+        metrics.leader.set(self._election.leadership is not None)
+        metrics.queue_depth.set(queue.depth)
+        metrics.queue_wait.set(queue.longest_wait())
+        metrics.in_flight.set(queue.longest_held())
+        if self._children is not None:
+            for reflector in self._children.reflectors:
+                metrics.watch_age.labels(reflector.resource.plural).set(reflector.age())

@@ -1,0 +1,247 @@
+"""One decision for one serving: what to apply and delete, the fleet's content, status, events, when to look again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from duplex_connector.contract import Label, Role
+from duplex_operator.api import ConditionType, DisaggregatedServing, Problem, Reason, Status, resolve
+from duplex_operator.plan.conditions import Draft, EventDraft, merge_conditions, transitions
+from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
+from duplex_operator.plan.rollout import FleetContent, Rollout, roll
+from duplex_operator.plan.stats import total
+from duplex_operator.plan.status import (
+    progressing_condition,
+    ready_condition,
+    retention_status,
+    reuse_condition,
+    reuse_status,
+    role_condition,
+    role_status,
+    serving_revision,
+    transport_condition,
+    transport_status,
+    tuning_status,
+)
+
+KEPT_KIND: Final = "ControllerRevision"
+"""Kind of the objects that keep a revision's engine Deployments as they were first rendered."""
+
+UNSTEADY_SECONDS: Final = 3.0
+STEADY_SECONDS: Final = 15.0
+STALLED_SECONDS: Final = 300.0
+
+
+_OBSERVATIONS: Final = (
+    ConditionType.PREFILL_READY,
+    ConditionType.DECODE_READY,
+    ConditionType.ROUTER_READY,
+    ConditionType.TRANSPORT_VERIFIED,
+    ConditionType.REUSE_EFFECTIVE,
+    ConditionType.PROGRESSING,
+)
+"""Conditions that stay as they were last seen while nothing can be decided."""
+
+_REASONS: Final = frozenset(reason.value for reason in Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do for one serving now.
+
+    ``apply`` in this order; ``fleet`` None leaves the document alone; ``requeue_after`` in seconds.
+    """
+
+    apply: tuple[KubeObject, ...]
+    delete: tuple[ChildRef, ...]
+    fleet: FleetContent | None
+    status: KubeObject
+    events: tuple[EventDraft, ...]
+    requeue_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The serving and what rendering made of it. ``rendered`` holds all children but the fleet document."""
+
+    serving: DisaggregatedServing
+    revision: str
+    rendered: tuple[KubeObject, ...]
+    url: str
+
+
+def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
+    """Decide for a serving that ``validate`` found nothing wrong with."""
+    serving = wanted.serving
+    engines = [obj for obj in wanted.rendered if _is_engine(obj)]
+    replicas = {_role(obj): int(obj["spec"]["replicas"]) for obj in engines}
+    rollout = roll(wanted.revision, replicas, observed, suspended=serving.spec.suspend)
+    newest = _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))
+    old = tuple(_resized(obj, sizes[_role(obj)]) for sizes, obj in _old_engines(rollout, observed))
+    rest = tuple(obj for obj in wanted.rendered if not _is_engine(obj))
+    keeping = () if wanted.revision in observed.kept else (_keep(serving, wanted.revision, engines),)
+    apply = (*keeping, *rest, *newest, *old)
+    status, events, steady = _status(wanted, replicas, rollout, observed, now)
+    return Plan(
+        apply=apply,
+        delete=_superfluous(apply, wanted.revision, rollout, observed.children),
+        fleet=rollout.fleet,
+        status=status,
+        events=tuple(events),
+        requeue_after=STEADY_SECONDS if steady else UNSTEADY_SECONDS,
+    )
+
+
+def plan_stalled(serving: DisaggregatedServing, problems: Sequence[Problem], observed: Observed, now: datetime) -> Plan:
+    """Touch nothing that runs, and say what is wrong and what to do."""
+    text = "; ".join(f"spec.{problem.field}: {problem.message}" for problem in problems)
+    return stalled(serving.metadata.generation, Reason.INVALID_SPEC, text, observed.status, now)
+
+
+def stalled(generation: int, reason: Reason, text: str, status: KubeObject, now: datetime) -> Plan:
+    """Report a state that waiting does not end. The rest of the status stays as it was."""
+    former = status.get("conditions") or []
+    stays = [
+        Draft(ConditionType(one["type"]), _holds(one["status"]), Reason(one["reason"]), one["message"])
+        for one in former
+        if one["type"] in _OBSERVATIONS and one["reason"] in _REASONS
+    ]
+    known = {draft.type for draft in stays}
+    stays += [
+        Draft(kind, None, Reason.UNKNOWN, "not looked at while Stalled") for kind in _OBSERVATIONS if kind not in known
+    ]
+    served = next((one for one in former if one["type"] == ConditionType.READY and one["status"] == "True"), None)
+    ready = (
+        Draft(ConditionType.READY, True, Reason.SERVING, "the former spec goes on serving; see Stalled")
+        if served
+        else Draft(ConditionType.READY, False, reason, text)
+    )
+    drafts = [*stays, ready, Draft(ConditionType.STALLED, True, reason, text)]
+    conditions = merge_conditions(former, drafts, generation, _time(now))
+    rest = {key: value for key, value in status.items() if key != "conditions"}
+    after = {**rest, "observedGeneration": generation, "conditions": conditions}
+    return Plan((), (), None, after, tuple(transitions(former, conditions)), STALLED_SECONDS)
+
+
+def _status(
+    wanted: Wanted, replicas: Mapping[str, int], rollout: Rollout, observed: Observed, now: datetime
+) -> tuple[KubeObject, list[EventDraft], bool]:
+    serving = wanted.serving
+    suspended = serving.spec.suspend
+    resolved = resolve(serving.spec)
+    counts = total(observed.stats[name] for name in sorted(observed.stats))
+    routers = 0 if suspended else serving.spec.router.replicas
+    parts = _parts(wanted.revision, replicas, routers, observed)
+    ready = ready_condition(rollout, parts, counts, suspended=suspended)
+    steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
+    progressing = progressing_condition(wanted.revision, rollout, parts, observed, suspended=suspended)
+    drafts = [
+        ready,
+        *parts.values(),
+        transport_condition(resolved, counts),
+        reuse_condition(resolved, counts),
+        progressing,
+        Draft(ConditionType.RECONCILING, not steady, progressing.reason, progressing.message),
+    ]
+    former = observed.status.get("conditions") or []
+    conditions = merge_conditions(former, drafts, serving.metadata.generation, _time(now))
+    sizes = {**replicas, "router": routers}
+    roles = {role: role_status(role, size, wanted.revision, observed) for role, size in sizes.items()}
+    known = (observed.fleet or {}).get("model") or {}
+    status = Status(
+        observed_generation=serving.metadata.generation,
+        url=wanted.url,
+        revision=serving_revision(rollout, counts),
+        update_revision=wanted.revision,
+        prefill=roles["prefill"],
+        decode=roles["decode"],
+        router=roles["router"],
+        transport=transport_status(resolved, counts),
+        reuse=reuse_status(counts),
+        retention=retention_status(counts, int(known.get("kvBytesPerToken") or 0)),
+        tuning=tuning_status(serving),
+    )
+    dumped: KubeObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {**dumped, "conditions": conditions}, transitions(former, conditions), steady
+
+
+def _parts(revision: str, replicas: Mapping[str, int], routers: int, observed: Observed) -> dict[str, Draft]:
+    works: dict[str, Workload | None] = {work.role: work for work in observed.workloads if work.revision == revision}
+    kinds = {
+        "prefill": (ConditionType.PREFILL_READY, replicas["prefill"], works.get("prefill")),
+        "decode": (ConditionType.DECODE_READY, replicas["decode"], works.get("decode")),
+        "router": (ConditionType.ROUTER_READY, routers, observed.router),
+    }
+    return {role: role_condition(kind, role, size, work, observed) for role, (kind, size, work) in kinds.items()}
+
+
+def _is_engine(obj: KubeObject) -> bool:
+    return obj["kind"] == "Deployment" and _role(obj) in tuple(Role)
+
+
+def _role(obj: KubeObject) -> str:
+    return str(obj["metadata"]["labels"].get(Label.ROLE, ""))
+
+
+def _with_kept_pods(engines: Sequence[KubeObject], kept: Sequence[KubeObject]) -> tuple[KubeObject, ...]:
+    """Give engines the pod templates that their revision began with.
+
+    An operator with other images or other code renders other templates for the same revision: it must not restart
+    engines, which would throw their KV away.
+    """
+    templates = {_role(obj): obj["spec"]["template"] for obj in kept}
+    specs = [{**obj["spec"], "template": templates.get(_role(obj), obj["spec"]["template"])} for obj in engines]
+    return tuple({**obj, "spec": spec} for obj, spec in zip(engines, specs, strict=True))
+
+
+def _resized(obj: KubeObject, replicas: int) -> KubeObject:
+    return {**obj, "spec": {**obj["spec"], "replicas": replicas}}
+
+
+def _old_engines(rollout: Rollout, observed: Observed) -> Iterable[tuple[Mapping[str, int], KubeObject]]:
+    """Yield what was kept of each old revision that stays, with its sizes."""
+    for name, sizes in sorted(rollout.sizes.items()):
+        for obj in observed.kept.get(name, ()):
+            if _role(obj) in sizes:
+                yield sizes, obj
+
+
+def _keep(serving: DisaggregatedServing, revision: str, engines: Sequence[KubeObject]) -> KubeObject:
+    """Make the object that keeps a revision's engine Deployments. Owner and labels are those of the Deployments."""
+    metadata: dict[str, Any] = engines[0]["metadata"]
+    labels = {key: value for key, value in metadata["labels"].items() if key not in (Label.ROLE, Label.COMPONENT)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": KEPT_KIND,
+        "metadata": {**metadata, "name": f"{serving.name}-{revision}", "labels": labels},
+        # Revisions of a serving are told apart by name; this number is only required.
+        "revision": 1,
+        "data": {"engines": list(engines)},
+    }
+
+
+def _superfluous(
+    apply: Iterable[KubeObject], newest: str, rollout: Rollout, children: Iterable[ChildRef]
+) -> tuple[ChildRef, ...]:
+    """Return what the serving owns and neither wants nor keeps, in an order that does not depend on the input's."""
+    wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in apply}
+    stays = {newest, *rollout.sizes}
+    return tuple(
+        sorted(
+            (
+                child
+                for child in children
+                if (child.kind, child.name) not in wanted and not (child.revision and child.revision in stays)
+            ),
+            key=lambda child: (child.kind, child.name),
+        )
+    )
+
+
+def _holds(status: str) -> bool | None:
+    return {"True": True, "False": False}.get(status)
+
+
+def _time(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,102 @@
+"""What the operator sees of one serving, reduced to what decisions need."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from duplex_operator.api import Reason
+
+KubeObject = dict[str, Any]
+FleetVersion = tuple[int, int]
+"""Leader term and counter; compared as a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod is not ready: a reason of the closed list, and words for people."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod. ``role`` is prefill, decode or router; ``revision`` is empty for routers."""
+
+    name: str
+    role: str
+    revision: str
+    ip: str
+    ready: bool
+    terminating: bool
+    trouble: Trouble | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One Deployment of engines. ``replicas`` is what its spec asks; the other counts are its status'.
+
+    ``settled``: its controller has seen the newest spec. ``refused``: why its controller cannot create pods (a quota,
+    an admission rule), else empty. ``overdue``: it made no progress within its deadline.
+    """
+
+    name: str
+    role: str
+    revision: str
+    created: str
+    replicas: int
+    ready: int
+    updated: int
+    settled: bool
+    refused: str
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRef:
+    """An object that the serving owns. ``revision`` is empty for what is not of one revision."""
+
+    kind: str
+    name: str
+    uid: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStats:
+    """What one router says of itself: the ``/stats`` document, bounded and with every field optional."""
+
+    fleet_version: FleetVersion = (0, 0)
+    served_tokens: Mapping[str, int] = field(default_factory=dict)
+    turns: int = 0
+    eligible: int = 0
+    full: int = 0
+    partial: int = 0
+    saved_prefill_tokens: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    conversations: int = 0
+    held_tokens: int = 0
+    backend: str | None = None
+    bytes_moved: int = 0
+    canary_reused: bool | None = None
+    canary_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that is known about one serving's children.
+
+    ``kept``: the engine Deployments of each revision as they were first rendered. ``fleet``: the fleet document as
+    written last, None if never. ``fleet_age``: seconds since then. ``stats``: by router pod name, only those that
+    answered. ``status``: the serving's present status.
+    """
+
+    workloads: tuple[Workload, ...] = ()
+    router: Workload | None = None
+    pods: tuple[Pod, ...] = ()
+    children: tuple[ChildRef, ...] = ()
+    kept: Mapping[str, tuple[KubeObject, ...]] = field(default_factory=dict)
+    fleet: KubeObject | None = None
+    fleet_age: float = 0.0
+    stats: Mapping[str, RouterStats] = field(default_factory=dict)
+    status: KubeObject = field(default_factory=dict)

@@ -1,0 +1,124 @@
+"""From a Pod to why it is not ready, in words that say what to do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from duplex_connector.contract import Label
+from duplex_operator.api import Reason
+from duplex_operator.plan.observed import KubeObject, Pod, Trouble
+
+_IMAGE_WAITS: Final = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+        "ImageInspectError",
+    }
+)
+_PREFLIGHT_CONTAINER: Final = "preflight"
+_LAST_WORDS: Final = 600
+"""Longest quotation of a container, in characters, from its end."""
+
+_GRAVITY: Final = (
+    Reason.PREFLIGHT_FAILED,
+    Reason.CRASH_LOOP,
+    Reason.IMAGE_PULL,
+    Reason.INSUFFICIENT_CAPACITY,
+    Reason.PODS_NOT_READY,
+    Reason.MODEL_LOADING,
+    Reason.WAITING_FOR_PODS,
+)
+"""Reasons of pods, gravest first."""
+
+HOPELESS: Final = frozenset({Reason.PREFLIGHT_FAILED, Reason.CRASH_LOOP, Reason.IMAGE_PULL})
+"""Reasons that do not go away by waiting."""
+
+
+def pod_of(obj: KubeObject) -> Pod:
+    """Reduce a Pod object to what decisions need."""
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    terminating = "deletionTimestamp" in metadata
+    return Pod(
+        name=metadata["name"],
+        role=labels.get(Label.ROLE, ""),
+        revision=labels.get(Label.REVISION, ""),
+        ip=status.get("podIP") or "",
+        ready=ready,
+        terminating=terminating,
+        trouble=None if ready or terminating else _trouble(status),
+    )
+
+
+def gravest(pods: Iterable[Pod]) -> Trouble | None:
+    """Return the trouble to report for a group of pods: the gravest, with how many pods have it."""
+    troubled = [(pod.name, pod.trouble) for pod in pods if pod.trouble is not None]
+    if not troubled:
+        return None
+    # By name among equals: the same pods give the same text, whatever their order.
+    name, worst = min(troubled, key=lambda pair: (_GRAVITY.index(pair[1].reason), pair[0]))
+    same = sum(trouble.reason is worst.reason for _, trouble in troubled)
+    others = f" (and {same - 1} more like it)" if same > 1 else ""
+    return Trouble(worst.reason, f"pod {name}{others}: {worst.message}")
+
+
+def _trouble(status: Mapping[str, Any]) -> Trouble:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Trouble(
+                Reason.INSUFFICIENT_CAPACITY,
+                f"no node takes it: {condition.get('message', '')}; add nodes of the instance type, or free some",
+            )
+    init, main = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
+    for container in [*init, *main]:
+        found = _container_trouble(container)
+        if found is not None:
+            return found
+    return _waiting(status, init, main)
+
+
+def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
+    name, state = container["name"], container.get("state") or {}
+    waiting = state.get("waiting") or {}
+    if waiting.get("reason") in _IMAGE_WAITS:
+        words = waiting.get("message") or waiting["reason"]
+        return Trouble(
+            Reason.IMAGE_PULL,
+            f"image {container.get('image', '')}: {words}; check the name, the tag and the pull secret",
+        )
+    ended = state.get("terminated") or {}
+    if not ended.get("exitCode") and not container.get("ready"):
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+    if ended.get("exitCode"):
+        reason = Reason.PREFLIGHT_FAILED if name == _PREFLIGHT_CONTAINER else Reason.CRASH_LOOP
+        return Trouble(reason, _last_words(name, container.get("restartCount", 0), ended))
+    if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        words = waiting.get("message") or "no message"
+        return Trouble(Reason.PODS_NOT_READY, f"container {name} cannot start: {waiting['reason']}: {words}")
+    return None
+
+
+def _last_words(name: str, restarts: int, ended: Mapping[str, Any]) -> str:
+    why = ended.get("reason") or ""
+    how = f"exit code {ended['exitCode']}" + (f", {why}" if why not in ("", "Error") else "")
+    words = str(ended.get("message") or "").strip()[-_LAST_WORDS:]
+    return f"container {name} ended ({how}, restarted {restarts} times)" + (
+        f"; its last words: {words}" if words else ""
+    )
+
+
+def _waiting(status: Mapping[str, Any], init: Sequence[Any], main: Sequence[Any]) -> Trouble:
+    if main and all((container.get("state") or {}).get("running") for container in main):
+        if all(container.get("started") for container in main):
+            return Trouble(Reason.PODS_NOT_READY, "it runs but does not answer its readiness probe")
+        return Trouble(Reason.MODEL_LOADING, "the engine loads its model")
+    busy = next((c["name"] for c in init if (c.get("state") or {}).get("running")), None)
+    return Trouble(
+        Reason.WAITING_FOR_PODS,
+        f"init container {busy} runs"
+        if busy
+        else f"its containers are being created ({status.get('phase', 'Pending')})",
+    )

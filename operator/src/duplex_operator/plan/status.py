@@ -1,0 +1,216 @@
+"""The status of a serving from what is observed: counts, conditions, and the words of kubectl's columns."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from duplex_connector.contract import Backend
+from duplex_operator.api import ConditionType, DisaggregatedServing, Reason, Resolved
+from duplex_operator.api.status import (
+    EffectiveTuning,
+    RetentionStatus,
+    ReuseStatus,
+    RoleStatus,
+    TransportStatus,
+    TuningStatus,
+)
+from duplex_operator.plan.conditions import Draft
+from duplex_operator.plan.observed import Observed, Trouble, Workload
+from duplex_operator.plan.pods import HOPELESS, gravest
+from duplex_operator.plan.rollout import Rollout
+from duplex_operator.plan.stats import Total
+
+_NETWORKS: Final[Mapping[str, str]] = {Backend.LIBFABRIC: "efa", Backend.UCX: "tcp"}
+
+_REJECTIONS: Final = {
+    "prefix": Reason.PREFIX_MISMATCH,
+    "stale": Reason.STALE_HANDLES,
+    "expired": Reason.STALE_HANDLES,
+    "boot": Reason.STALE_HANDLES,
+    "threshold": Reason.BELOW_THRESHOLD,
+    "budget": Reason.BUDGET_EXCEEDED,
+}
+"""Words in a router's reason for a rejected reuse, and the condition's reason for each."""
+
+
+def role_status(role: str, wanted: int, revision: str, observed: Observed) -> RoleStatus:
+    """Count the pods of a role: prefill, decode or router."""
+    works = [observed.router] if role == "router" else [work for work in observed.workloads if work.role == role]
+    present = [work for work in works if work is not None]
+    newest = [work for work in present if role == "router" or work.revision == revision]
+    ready = sum(work.ready for work in present)
+    return RoleStatus(
+        replicas=wanted,
+        ready=ready,
+        updated=sum(work.updated for work in newest),
+        draining=sum(pod.role == role and pod.terminating for pod in observed.pods),
+        summary=f"{ready}/{wanted}",
+    )
+
+
+def role_condition(kind: ConditionType, role: str, wanted: int, work: Workload | None, observed: Observed) -> Draft:
+    """Say whether all pods of a role's newest revision are ready, and if not, why not."""
+    if wanted == 0:
+        return Draft(kind, False, Reason.SUSPENDED, f"no {role} pod is wanted: replicas is 0, or suspend is true")
+    ready = work.ready if work else 0
+    if work and work.settled and ready >= wanted:
+        return Draft(kind, True, Reason.PODS_READY, f"{ready} of {wanted} {role} pods are ready")
+    trouble = role_trouble(role, work, observed)
+    return Draft(kind, False, trouble.reason, f"{ready} of {wanted} {role} pods are ready; {trouble.message}")
+
+
+def role_trouble(role: str, work: Workload | None, observed: Observed) -> Trouble:
+    """Return why pods of a role's newest revision are missing or not ready."""
+    if work is not None and work.refused:
+        return Trouble(Reason.FORBIDDEN, f"pods cannot be created: {work.refused}")
+    revision = work.revision if work else None
+    pods = [pod for pod in observed.pods if pod.role == role and pod.revision == revision]
+    return gravest(pods) or Trouble(Reason.WAITING_FOR_PODS, "its pods are being created")
+
+
+def ready_condition(rollout: Rollout, parts: Mapping[str, Draft], counts: Total, *, suspended: bool) -> Draft:
+    """Say whether clients are served: a pair stands, and a token has come through it and a ready router."""
+    if suspended:
+        reason, message = Reason.SUSPENDED, "suspend is true: everything is scaled to nothing"
+    elif serving := serving_revision(rollout, counts):
+        message = f"tokens came through the router from revision {serving}"
+        return Draft(ConditionType.READY, True, Reason.SERVING, message)
+    elif not rollout.able:
+        reason, message = _no_pair(parts)
+    elif not parts["router"].holds:
+        reason, message = parts["router"].reason, parts["router"].message
+    elif counts.canary_message:
+        reason, message = Reason.CANARY_FAILED, f"no token has come through yet: {counts.canary_message}"
+    else:
+        reason, message = Reason.WAITING_FOR_CANARY, "pods are ready; no token has come through the router yet"
+    return Draft(ConditionType.READY, False, reason, message)
+
+
+def serving_revision(rollout: Rollout, counts: Total) -> str | None:
+    """Return the revision that has a ready pair and through which tokens have come, the wanted one if it has."""
+    return next((name for name in rollout.able if counts.served_tokens.get(name)), None)
+
+
+def _no_pair(parts: Mapping[str, Draft]) -> tuple[Reason, str]:
+    troubles = [part for part in (parts["prefill"], parts["decode"]) if not part.holds]
+    worst = next((part for part in troubles if part.reason in HOPELESS), next(iter(troubles), None))
+    if worst is None:
+        return Reason.WAITING_FOR_PODS, "no revision has a ready prefill and a ready decode yet"
+    return worst.reason, f"no pair of prefill and decode is ready: {worst.message}"
+
+
+def progressing_condition(
+    wanted: str, rollout: Rollout, parts: Mapping[str, Draft], observed: Observed, *, suspended: bool
+) -> Draft:
+    """Say how the newest revision gets on."""
+    kind = ConditionType.PROGRESSING
+    if suspended and rollout.finished:
+        return Draft(kind, True, Reason.SUSPENDED, "everything is scaled to nothing")
+    if rollout.finished and parts["router"].holds:
+        return Draft(kind, True, Reason.ROLLED_OUT, f"revision {wanted} runs at its size")
+    others = [name for name in rollout.able if name != wanted]
+    kept = f"; revision {others[0]} goes on serving" if others else ""
+    hopeless = next((part for part in parts.values() if part.reason in HOPELESS), None)
+    if hopeless is not None:
+        return Draft(kind, False, hopeless.reason, f"revision {wanted} does not come up: {hopeless.message}{kept}")
+    late = [work.name for work in observed.workloads if work.revision == wanted and work.overdue]
+    if late:
+        text = f"{', '.join(sorted(late))} made no progress within rollout.progressDeadlineSeconds"
+        waiting = next((part.message for part in parts.values() if not part.holds), "")
+        return Draft(kind, False, Reason.PROGRESS_DEADLINE_EXCEEDED, f"{text}: {waiting}{kept}")
+    return Draft(kind, True, Reason.PROGRESSING, f"revision {wanted} comes up{kept}")
+
+
+def transport_condition(resolved: Resolved, counts: Total) -> Draft:
+    """Say whether KV was seen to move over the wanted transport."""
+    kind, wanted = ConditionType.TRANSPORT_VERIFIED, resolved.backend.value
+    if counts.backend is not None and counts.backend != wanted:
+        return Draft(
+            kind,
+            False,
+            Reason.FELL_BACK_TO_TCP,
+            f"engines report {counts.backend} where {wanted} is wanted: check the EFA device plugin and the image",
+        )
+    if counts.bytes_moved:
+        return Draft(kind, True, Reason.TRANSPORT_OBSERVED, f"engines moved KV over {wanted}")
+    return Draft(kind, None, Reason.NO_TRAFFIC, f"no KV has moved over {wanted} yet")
+
+
+def reuse_condition(resolved: Resolved, counts: Total) -> Draft:
+    """Say whether finished turns are reused."""
+    kind = ConditionType.REUSE_EFFECTIVE
+    if not resolved.bidirectional:
+        return Draft(
+            kind,
+            False,
+            Reason.REUSE_DISABLED,
+            "reuse is off: set kvTransfer.bidirectional.enabled to true, if the engine can",
+        )
+    reused = counts.full + counts.partial
+    if reused or counts.canary_reused:
+        seen = f"{reused} of {counts.eligible} eligible turns" if counts.eligible else "the canary's second turn"
+        return Draft(kind, True, Reason.REUSE_OBSERVED, f"reused: {seen}")
+    if counts.eligible or counts.canary_reused is False:
+        rejected = next(iter(counts.rejected), "")
+        reason = next((found for word, found in _REJECTIONS.items() if word in rejected), Reason.CANARY_FAILED)
+        words = counts.canary_message or rejected or "the routers give no reason"
+        return Draft(kind, False, reason, f"no turn was reused: {words}")
+    return Draft(kind, None, Reason.NO_TRAFFIC, "no turn that could reuse another has been served yet")
+
+
+def transport_status(resolved: Resolved, counts: Total) -> TransportStatus:
+    """Report the transport."""
+    backend = counts.backend or resolved.backend.value
+    network = _NETWORKS.get(backend, backend.lower())
+    matches = counts.backend in (None, resolved.backend.value)
+    return TransportStatus(
+        backend=backend,
+        network=network,
+        verified=bool(counts.bytes_moved) and matches,
+        bytes_moved=counts.bytes_moved,
+    )
+
+
+def reuse_status(counts: Total) -> ReuseStatus:
+    """Report how well finished turns are reused."""
+    percent = (
+        round(100 * min(counts.full + counts.partial, counts.eligible) / counts.eligible) if counts.eligible else None
+    )
+    return ReuseStatus(
+        turns=counts.turns,
+        eligible=counts.eligible,
+        full=counts.full,
+        partial=counts.partial,
+        percent=percent,
+        summary=None if percent is None else f"{percent}%",
+        saved_prefill_tokens=counts.saved_prefill_tokens,
+        rejected=dict(counts.rejected) or None,
+    )
+
+
+def retention_status(counts: Total, bytes_per_token: int) -> RetentionStatus:
+    """Report what decode holds. ``bytes_per_token`` is 0 where the model's shape is not known."""
+    held = counts.held_tokens * bytes_per_token if bytes_per_token else None
+    return RetentionStatus(
+        conversations=counts.conversations,
+        tokens=counts.held_tokens,
+        bytes=held,
+        summary=f"{counts.held_tokens} tokens" if held is None else binary_quantity(held),
+    )
+
+
+def tuning_status(serving: DisaggregatedServing) -> TuningStatus:
+    """Report TTL and threshold in force."""
+    reuse = serving.spec.kv_transfer.bidirectional
+    return TuningStatus(
+        effective=EffectiveTuning(
+            ttl_seconds=reuse.ttl_seconds, recompute_threshold_tokens=reuse.recompute_threshold_tokens
+        )
+    )
+
+
+def binary_quantity(number: int) -> str:
+    """Write a number of bytes with the largest binary unit that leaves a whole part, rounded down: 38Gi."""
+    for power, unit in reversed(list(enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi")))):
+        if number >= 1024**power:
+            return f"{number // 1024**power}{unit}"
+    return "0"
