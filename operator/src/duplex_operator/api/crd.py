@@ -89,7 +89,7 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
-class _PlainDumper(yaml.SafeDumper):
+class PlainDumper(yaml.SafeDumper):
     """Writes equal parts out each time: people read the file, and some tools refuse YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature of yaml's method
@@ -98,7 +98,7 @@ class _PlainDumper(yaml.SafeDumper):
 
 def crd_text() -> str:
     """Return the CRD as the text of its file."""
-    body: str = yaml.dump(custom_resource_definition(), Dumper=_PlainDumper, sort_keys=False, width=120)
+    body: str = yaml.dump(custom_resource_definition(), Dumper=PlainDumper, sort_keys=False, width=120)
     return _HEADER + body
 
 

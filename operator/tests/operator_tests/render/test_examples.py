@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from duplex_operator.api import DisaggregatedServing, validate
-from duplex_operator.api.crd import custom_resource_definition
+from duplex_operator.api.crd import PlainDumper, custom_resource_definition
 from duplex_operator.render import FleetRevision, RenderContext, render_fleet, render_serving, revision_of
 from operator_tests.golden import assert_golden
 
@@ -38,13 +38,6 @@ def children(path: Path) -> list[dict[str, Any]]:
     serving = parse(path)
     fleet = render_fleet(serving, [FleetRevision(revision_of(serving.spec))], (1, 1), [])
     return [*render_serving(serving, CONTEXT), fleet]
-
-
-class PlainDumper(yaml.SafeDumper):
-    """Writes equal parts out each time."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
 
 
 by_name = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
