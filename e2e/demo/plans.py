@@ -1,0 +1,48 @@
+"""What the demo runs for each engine: which example, how long a conversation, and how long to wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.installation import ROOT
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine's demo. Words are tokens, near enough: the demo's tokenizers know each of its words."""
+
+    engine: str
+    example: Path
+    image: str
+    turns: int
+    first_words: int
+    next_words: int
+    max_tokens: int
+    ready_seconds: float
+    cached_turns: int
+
+
+SIMULATOR = EnginePlan(
+    engine="simulator",
+    example=ROOT / "examples/quickstart.yaml",
+    image="simulator",
+    turns=6,
+    first_words=4000,
+    next_words=3900,
+    max_tokens=60,
+    ready_seconds=180,
+    cached_turns=3,
+)
+VLLM = EnginePlan(
+    engine="vllm",
+    example=ROOT / "examples/quickstart-vllm.yaml",
+    image="engine-cpu",
+    turns=5,
+    first_words=900,
+    next_words=600,
+    max_tokens=40,
+    ready_seconds=900,
+    cached_turns=3,
+)
+PLANS = {plan.engine: plan for plan in (SIMULATOR, VLLM)}

@@ -1,0 +1,45 @@
+"""Put Duplex into a cluster the way users do: images where the cluster finds them, then its Helm chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from duplex_lab.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts/duplex-operator"
+SYSTEM_NAMESPACE = "duplex-system"
+RELEASE = "duplex"
+CONTROL_IMAGES = ("operator", "router", "connector")
+
+
+def install_operator(cluster: Cluster, *, timeout_seconds: int = 300) -> None:
+    """Install the chart, or bring an installed one up to date, and wait until the operator is available."""
+    settings = {
+        "image.repository": "duplex.local/operator",
+        "image.tag": "dev",
+        "routerImage": "duplex.local/router:dev",
+        "connectorImage": "duplex.local/connector:dev",
+    }
+    arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    cluster.helm(
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(CHART),
+        "--namespace",
+        SYSTEM_NAMESPACE,
+        "--create-namespace",
+        "--wait",
+        f"--timeout={timeout_seconds}s",
+        *arguments,
+    )
+
+
+def operator_log(cluster: Cluster, lines: int = 60) -> str:
+    """Return the operator's last words, for the reader of a failure."""
+    selector = "app.kubernetes.io/name=duplex-operator"
+    found = cluster.kubectl(
+        "-n", SYSTEM_NAMESPACE, "logs", "-l", selector, f"--tail={lines}", "--prefix", "--all-containers", check=False
+    )
+    return str(found.stdout)

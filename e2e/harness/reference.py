@@ -1,0 +1,53 @@
+"""A plain engine beside a serving: what an answer should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def reference_manifest(pod: dict[str, Any], name: str, namespace: str) -> list[dict[str, Any]]:
+    """Return a Deployment and Service of one plain engine, made from a pod of the serving.
+
+    It is the same image, model and flags, without KV transfer and without a router: what an answer should be.
+    """
+    container = dict(pod["spec"]["containers"][0])
+    arguments, kept = list(container["args"]), []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in {"--kv-transfer-config", "--shutdown-timeout"}:
+            arguments.pop(0)
+        elif argument != "--no-enable-prefix-caching":
+            kept.append(argument)
+    mounts = [mount for mount in container.get("volumeMounts", []) if not mount["name"].startswith("kube-api-access")]
+    container |= {"args": kept, "volumeMounts": mounts, "name": "engine"}
+    volumes = [v for v in pod["spec"].get("volumes", []) if not v["name"].startswith("kube-api-access")]
+    keep = ("runtimeClassName", "securityContext", "enableServiceLinks")
+    template_spec = {key: pod["spec"][key] for key in keep if key in pod["spec"]}
+    labels = {"app.kubernetes.io/name": name}
+    return [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": template_spec
+                    | {
+                        "containers": [container],
+                        "volumes": volumes,
+                        "automountServiceAccountToken": False,
+                        "terminationGracePeriodSeconds": 5,
+                    },
+                },
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"selector": labels, "ports": [{"name": "http", "port": 8000, "targetPort": 8000}]},
+        },
+    ]

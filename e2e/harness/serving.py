@@ -1,0 +1,128 @@
+"""Apply, edit and watch one DisaggregatedServing through kubectl, as a user would."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from duplex_lab.cluster import Cluster
+
+T = TypeVar("T")
+POLL_SECONDS = 0.5
+
+
+class NotReadyError(Exception):
+    """A serving did not get where it should within its time; the text holds its last conditions."""
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the one object of a YAML file."""
+    manifest: dict[str, Any] = yaml.safe_load(path.read_text())
+    return manifest
+
+
+def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `patch` merged in as RFC 7386 has it: null removes, lists are replaced."""
+    out = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
+            out[key] = merged(out[key], value)
+        else:
+            out[key] = value
+    return out
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A handle on one DisaggregatedServing in the cluster."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+
+    @property
+    def url(self) -> str:
+        """The router's API as other pods see it."""
+        return f"http://{self.name}-router.{self.namespace}.svc.cluster.local:8000"
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl in the serving's namespace and return what it printed."""
+        return str(self.cluster.kubectl("-n", self.namespace, *arguments, input=stdin).stdout)
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        """Apply the manifest under this name and in this namespace."""
+        named = merged(manifest, {"metadata": {"name": self.name, "namespace": self.namespace}})
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(named))
+
+    def patch(self, spec: Mapping[str, Any]) -> None:
+        """Merge `spec` into the resource's spec."""
+        self.kubectl("patch", "dsv", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def get(self) -> dict[str, Any]:
+        """Return the resource as the API server has it."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", "dsv", self.name, "-o", "json"))
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """Return one condition, or an empty mapping."""
+        conditions = self.get().get("status", {}).get("conditions") or []
+        return next((entry for entry in conditions if entry["type"] == kind), {})
+
+    def list(self, kind: str, *, role: str | None = None) -> list[dict[str, Any]]:
+        """Return the serving's children of a kind, of one role where given."""
+        selector = f"duplex.dev/serving={self.name}" + (f",duplex.dev/role={role}" if role else "")
+        found = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))
+        return list(found["items"])
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the (first ready) router says of itself on its admin port."""
+        return self._admin("stats")
+
+    def _admin(self, path: str) -> dict[str, Any]:
+        pods = [pod for pod in self.list("pods") if pod["metadata"]["labels"].get("duplex.dev/role") == "router"]
+        address = next(pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP"))
+        text = self.cluster.run_in_network(
+            ["curl", "-sf", "-m", "10", f"http://{address}:9100/{path}"], check=True, capture_output=True, text=True
+        ).stdout
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def wait_ready(self, *, seconds: float, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """Wait until Ready is True for the present generation; `say` hears each change of reason."""
+
+        def ready() -> dict[str, Any] | None:
+            resource = self.get()
+            status = resource.get("status", {})
+            conditions: list[dict[str, Any]] = status.get("conditions") or []
+            condition = next((entry for entry in conditions if entry["type"] == "Ready"), {})
+            said = f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".strip(": ")
+            if said != seen[0]:
+                seen[0] = said
+                say(said)
+            generation = resource["metadata"]["generation"]
+            rolled = status.get("revision") == status.get("updateRevision", status.get("revision"))
+            current = status.get("observedGeneration") == generation and rolled
+            return resource if current and condition.get("status") == "True" else None
+
+        seen = [""]
+        return self.wait(ready, seconds=seconds, what="Ready")
+
+    def wait(self, probe: Callable[[], T | None], *, seconds: float, what: str) -> T:
+        """Poll until the probe returns something; raise NotReadyError with the serving's status otherwise."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = probe()
+            if found is not None:
+                return found
+            time.sleep(POLL_SECONDS)
+        shown = self.cluster.kubectl("-n", self.namespace, "get", "dsv", self.name, "-o", "yaml", check=False)
+        status = str(shown.stdout or shown.stderr)
+        raise NotReadyError(f"{self.namespace}/{self.name}: no {what} within {seconds:.0f} s; its status:\n{status}")

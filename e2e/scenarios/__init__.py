@@ -1,0 +1,1 @@
+"""Scenarios on a real cluster with kubelet and the simulator; each asserts answers, not only absence of errors."""

@@ -1,0 +1,131 @@
+"""One cluster and one installed operator per run; a namespace and a serving per test that wants its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from duplex_lab.cluster import Cluster, open_cluster
+from harness.conversation import Script, Turn
+from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
+from harness.reference import reference_manifest
+from harness.serving import Serving, merged, read_manifest
+from harness.talk import talk
+
+READY_SECONDS = 240.0
+CORRUPT_MARK = "CORRUPT"
+QUICKSTART = ROOT / "examples/quickstart.yaml"
+# Fast clocks: the scenarios are about answers, not about time.
+INSTANT = {"spec": {"engine": {"args": ["--sim-profile=instant"]}, "prefill": {"args": []}}}
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark every scenario, so that a run without a cluster can leave them out."""
+    for item in items:
+        if "scenarios" in str(item.path):
+            item.add_marker(pytest.mark.lab)
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Give a running cluster with the operator installed; KEEP=1 leaves it up."""
+    found = open_cluster(name="e2e", kind=os.environ.get("CLUSTER") or "local")
+    found.up()
+    try:
+        found.load_images([*CONTROL_IMAGES, "simulator"])
+        install_operator(found)
+        yield found
+    finally:
+        if not os.environ.get("KEEP"):
+            found.down()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give an empty namespace, deleted afterwards; on failure the operator's last words are printed."""
+    name = f"s-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", name)
+    failed_before = request.session.testsfailed
+    yield name
+    if request.session.testsfailed > failed_before:
+        print(cluster.kubectl("-n", name, "get", "dsv,pods", "-o", "wide", check=False).stdout)
+        print(operator_log(cluster))
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+Apply = Callable[..., Serving]
+
+
+@pytest.fixture
+def apply_serving(cluster: Cluster, namespace: str) -> Apply:
+    """Give a function that applies the quickstart with changes and waits until it is Ready."""
+
+    def apply(changes: dict[str, Any] | None = None, *, name: str = "chat", ready: bool = True) -> Serving:
+        serving = Serving(cluster, namespace, name)
+        serving.apply(merged(merged(read_manifest(QUICKSTART), INSTANT), changes or {}))
+        if ready:
+            serving.wait_ready(seconds=READY_SECONDS)
+        return serving
+
+    return apply
+
+
+@dataclass(frozen=True)
+class Talker:
+    """Holds conversations with a serving and says what a plain engine answers to the same."""
+
+    cluster: Cluster
+    serving: Serving
+
+    def script(self, **changes: Any) -> Script:  # noqa: ANN401 - any field of Script
+        """Return a short conversation with a nonce of its own."""
+        model = self.serving.get()["spec"]["model"]
+        base = Script(
+            base_url=self.serving.url,
+            model=model.get("servedName", model["id"]),
+            nonce=secrets.token_hex(8),
+            turns=3,
+            first_words=300,
+            next_words=120,
+            max_tokens=24,
+        )
+        return replace(base, **changes)
+
+    def start_plain(self) -> None:
+        """Start one plain engine in the serving's namespace."""
+        pod = self.serving.list("pods", role="decode")[0]
+        items = reference_manifest(pod, "plain", self.serving.namespace)
+        self.serving.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        self.serving.kubectl("rollout", "status", "deployment/plain", "--timeout=180s")
+
+    def expected(self, script: Script) -> list[str]:
+        """Return the plain engine's answers to the same conversation."""
+        plain = f"http://plain.{self.serving.namespace}.svc.cluster.local:8000"
+        return [turn.text for turn in talk(self.cluster, replace(script, base_url=plain, pause_seconds=0))]
+
+    def check(self, turns: Sequence[Turn], script: Script) -> None:
+        """Assert that every answer is the plain engine's and none carries the simulator's corrupt mark."""
+        for turn, expected in zip(turns, self.expected(script), strict=True):
+            assert CORRUPT_MARK not in turn.text, turn
+            assert turn.text, turn
+            assert turn.text == expected, turn
+            assert turn.finish_reason in {"stop", "length"}, turn
+
+
+@pytest.fixture
+def talker(cluster: Cluster) -> Callable[[Serving], Talker]:
+    """Give a function that makes a Talker for a serving, with its plain engine running."""
+
+    def make(serving: Serving) -> Talker:
+        found = Talker(cluster, serving)
+        found.start_plain()
+        return found
+
+    return make
