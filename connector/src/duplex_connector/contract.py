@@ -195,6 +195,7 @@ class Header:
     TOKENS: Final = "x-duplex-tokens"
     REQUEST_ID: Final = "x-request-id"
     SESSION_ID: Final = "x-session-id"
+    TENANT: Final = "x-duplex-tenant"
 
 
 SESSION_FIELDS: Final = ("session_id", "conversation_id")

@@ -1,0 +1,1 @@
+"""The router seen from outside: health, metrics, statistics, explanations, the canary, and what it asks engines."""

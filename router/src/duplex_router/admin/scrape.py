@@ -1,0 +1,84 @@
+"""What the router reads of its engines' `/metrics`: the size of their KV cache, and bytes moved between them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from duplex_connector.contract import Backend, Metric
+from duplex_router.turn.legs import Answer
+
+from .asking import ask
+from .state import AdminState
+
+INTERVAL_SECONDS = 10.0
+_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_CACHE_INFO = "vllm:cache_config_info"
+_BYTES = (f"{Metric.NIXL_BYTES}_sum", f"{Metric.NIXL_BYTES}_total")
+
+
+def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield (name, labels, value) of a page in Prometheus' text format; other lines are left out."""
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        try:
+            value = float(found[3])
+        except ValueError:
+            continue
+        yield found[1], dict(_LABEL.findall(found[2] or "")), value
+
+
+def kv_tokens(text: str) -> int | None:
+    """Return how many tokens an engine's KV cache holds (vLLM's cache_config_info); None where it does not say."""
+    for name, labels, _ in samples(text):
+        if name == _CACHE_INFO:
+            try:
+                return int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+            except (KeyError, ValueError):
+                return None
+    return None
+
+
+def bytes_moved(text: str) -> int:
+    """Return how many bytes NIXL has moved for an engine."""
+    return int(sum(value for name, _, value in samples(text) if name in _BYTES))
+
+
+def backend(text: str) -> str | None:
+    """Return the NIXL backend where the page names one."""
+    for _, labels, _ in samples(text):
+        if labels.get("backend") in list(Backend):
+            return labels["backend"]
+    return None
+
+
+class Scraper:
+    """Reads all engines in turn."""
+
+    def __init__(self, state: AdminState) -> None:
+        self._state = state
+        self._moved: dict[str, int] = {}
+
+    async def once(self) -> None:
+        """Read every engine once; one that does not answer keeps what was known of it."""
+        core = self._state.core
+        for engine in list(core.fleet.engines.values()):
+            answer = await ask(core.transport, engine, b"/metrics", method=b"GET")
+            if not isinstance(answer, Answer) or answer.status != HTTPStatus.OK:
+                continue
+            text = answer.body.decode("utf-8", "replace")
+            engine.kv_tokens = kv_tokens(text)
+            self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(text))
+            self._state.transport.backend = backend(text) or self._state.transport.backend
+        self._state.transport.bytes_moved = sum(self._moved.values())
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            await self.once()
+            await asyncio.sleep(INTERVAL_SECONDS)

@@ -1,0 +1,54 @@
+"""`/stats`: what the operator reads of a router, bounded and without names of pods or conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duplex_connector.contract import Role
+
+from .state import AdminState
+
+MAX_REASONS = 32
+
+
+def stats(state: AdminState) -> dict[str, Any]:
+    """Return the statistics since the router started."""
+    core = state.core
+    fleet, ledger, counters = core.fleet, core.ledger, core.counters
+    document = fleet.document
+    revisions = [revision.name for revision in document.revisions] if document else []
+    return {
+        "fleetVersion": list(document.version) if document else None,
+        "fleetMessage": fleet.broken,
+        "model": document.model.name if document else "",
+        "pod": state.pod_name,
+        "uptimeSeconds": round(core.clock() - state.started, 3),
+        "draining": state.draining,
+        "revisions": {
+            name: {
+                "prefillReady": len(fleet.ready(name, Role.PREFILL)),
+                "decodeReady": len(fleet.ready(name, Role.DECODE)),
+                "servedTokens": counters.revision(name).served_tokens,
+                "turns": counters.revision(name).turns,
+            }
+            for name in revisions
+        },
+        "turns": counters.turns,
+        "inFlight": counters.in_flight,
+        "reuse": {
+            "eligible": counters.eligible,
+            "full": counters.full,
+            "partial": counters.partial,
+            "savedPrefillTokens": counters.pulled_tokens,
+            "rejected": dict(counters.rejected.most_common(MAX_REASONS)),
+        },
+        "retention": {"conversations": len(ledger), "tokens": ledger.tokens},
+        "holds": len(ledger),
+        "transport": {"backend": state.transport.backend, "bytesMoved": state.transport.bytes_moved},
+        "canary": {
+            "lastSuccess": state.canary.last_success,
+            "reused": state.canary.reused,
+            "message": state.canary.message,
+        },
+        "brokenPairs": [],
+    }

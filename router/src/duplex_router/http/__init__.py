@@ -1,0 +1,1 @@
+"""Sockets: the clients' connections, and the pool of connections to engines."""

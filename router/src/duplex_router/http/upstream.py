@@ -1,0 +1,315 @@
+"""Connections to engines: pooled, each carrying one request at a time, with a deadline for every step."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from http import HTTPStatus
+
+from duplex_router.fleet.engines import Engine
+from duplex_router.turn.legs import Failure, Receiver
+from duplex_router.wire.errors import WireError
+from duplex_router.wire.heads import HEAD_END, Headers, parse_response_head, render_head
+
+IDLE_SECONDS = 4.0
+"""vLLM closes after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): an older connection might be closed under a request."""
+
+CONNECT_SECONDS = 5.0
+MAX_HEAD_BYTES = 64 * 1024
+JOIN_BELOW_BYTES = 64 * 1024
+"""Smaller messages are one write; larger ones are handed over in pieces, without a copy."""
+
+
+class UpstreamExchange:
+    """See `Exchange`."""
+
+    __slots__ = (
+        "_again", "_connection", "_engine", "_head", "_message", "_over", "_paused", "_pool", "_receiver", "_seconds",
+        "deadline", "sent",
+    )  # fmt: skip
+
+    def __init__(
+        self, pool: Pool, engine: Engine, message: list[bytes], receiver: Receiver, *, seconds: float, repeatable: bool
+    ) -> None:
+        self._pool, self._engine, self._message, self._receiver = pool, engine, message, receiver
+        self._seconds = seconds
+        self._again = repeatable
+        self._connection: Connection | None = None
+        self._head: bytes | None = b""  # what came of the answer's head; None once it is complete
+        self._over = False
+        self._paused = False
+        self.deadline = pool.clock() + seconds
+        self.sent = False
+
+    def send_on(self, connection: Connection) -> None:
+        """Use a connection for this exchange."""
+        self._connection = connection
+        connection.exchange = self
+        self.sent = True
+        connection.write(self._message)
+
+    def connected(self, connection: Connection) -> None:
+        """Take the connection that was opened for this exchange."""
+        if self._over:
+            connection.close()
+            return
+        self._again = False
+        self.send_on(connection)
+
+    def unreachable(self) -> None:
+        """Learn that no connection could be opened."""
+        self._fail(Failure.UNREACHABLE)
+
+    def data(self, data: bytes) -> None:
+        """Take bytes from the connection."""
+        self._again = False
+        self.deadline = self._pool.clock() + self._seconds
+        if self._head is None:
+            self._receiver.received(data)
+            return
+        head = self._head + data
+        end = head.find(HEAD_END)
+        if end < 0:
+            self._head = head
+            if len(head) > MAX_HEAD_BYTES:
+                self._break()
+            return
+        self._take_head(head[:end], head[end + len(HEAD_END) :])
+
+    def _take_head(self, head: bytes, rest: bytes) -> None:
+        try:
+            answer = parse_response_head(head)
+        except WireError:
+            self._break()
+            return
+        if answer.status < HTTPStatus.OK:  # an interim answer: the final one follows (RFC 9110, 15.2)
+            self._head = b""
+            if rest:
+                self.data(rest)
+            return
+        self._head = None
+        self._message = []
+        self._receiver.answered(answer)
+        if rest and not self._over:
+            self._receiver.received(rest)
+
+    def connection_lost(self) -> None:
+        """Learn that the connection is gone."""
+        self._connection = None
+        if self._over:
+            return
+        if self._again and self._head == b"":
+            self._again = False
+            self.sent = False
+            self._pool.connect(self._engine, self)
+            return
+        self._fail(Failure.LOST)
+
+    def timed_out(self) -> None:
+        """Learn that the deadline has passed."""
+        self._close_connection()
+        self._fail(Failure.TIMEOUT)
+
+    def _break(self) -> None:
+        self._close_connection()
+        self._fail(Failure.BROKEN)
+
+    def _fail(self, failure: Failure) -> None:
+        if not self._over:
+            self._end()
+            self._receiver.lost(failure)
+
+    def _end(self) -> None:
+        self._over = True
+        self._pool.active.discard(self)
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.exchange = None
+            connection.abort()
+
+    def abort(self) -> None:
+        """See `Exchange`."""
+        self._end()
+        self._close_connection()
+
+    def pause(self) -> None:
+        """See `Exchange`."""
+        if not self._paused and self._connection is not None:
+            self._paused = True
+            self.deadline = math.inf
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """See `Exchange`."""
+        if self._paused and self._connection is not None:
+            self._paused = False
+            self.deadline = self._pool.clock() + self._seconds
+            self._connection.resume()
+
+    def expect_by(self, seconds: float) -> None:
+        """See `Exchange`."""
+        self._seconds = seconds
+        self.deadline = self._pool.clock() + seconds
+
+    def finished(self, *, reusable: bool) -> None:
+        """See `Exchange`."""
+        self._end()
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        connection.exchange = None
+        if reusable and not self._paused:
+            self._pool.keep(connection)
+        else:
+            connection.close()
+
+
+class Connection(asyncio.Protocol):
+    """One connection to an engine: under an exchange, or idle in the pool."""
+
+    __slots__ = ("_idle", "_transport", "address", "exchange", "idle_since")
+
+    def __init__(self, address: bytes, idle: list[Connection]) -> None:
+        self.address = address
+        self.exchange: UpstreamExchange | None = None
+        self.idle_since = 0.0
+        self._idle = idle
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = transport  # type: ignore[assignment]  # of a TCP connection
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if self.exchange is not None:
+            self.exchange.data(data)
+        else:  # bytes that belong to no request: the connection's state is not known
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it was lost makes no difference
+        """See asyncio."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.connection_lost()
+        elif self in self._idle:
+            self._idle.remove(self)
+
+    def usable(self, now: float) -> bool:
+        """Tell whether an idle connection may carry a request."""
+        return self._transport is not None and not self._transport.is_closing() and now - self.idle_since < IDLE_SECONDS
+
+    def write(self, message: list[bytes]) -> None:
+        """Send a message."""
+        if self._transport is None:
+            return
+        if sum(map(len, message)) < JOIN_BELOW_BYTES:
+            self._transport.write(b"".join(message))
+        else:
+            self._transport.writelines(message)
+
+    def pause(self) -> None:
+        """Read no more."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, dropping what is not sent yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Pool:
+    """The `Transport` over TCP. `tick` must be called a few times a second: it ends what is past its deadline."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.active: set[UpstreamExchange] = set()
+        self._idle: dict[bytes, list[Connection]] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def request(
+        self,
+        engine: Engine,
+        path: bytes,
+        headers: Headers,
+        body: list[bytes],
+        receiver: Receiver,
+        *,
+        seconds: float,
+        repeatable: bool = True,
+        method: bytes = b"POST",
+    ) -> UpstreamExchange:
+        """See `Transport`."""
+        length = sum(map(len, body))
+        own = [(b"host", engine.address), *headers, (b"content-length", b"%d" % length)]
+        message = [render_head(b"%b %b HTTP/1.1" % (method, path), own), *body]
+        exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
+        self.active.add(exchange)
+        idle = self._idle.setdefault(engine.address, [])
+        now = self.clock()
+        while idle:
+            connection = idle.pop()  # the one used last: the others may grow old and go
+            if connection.usable(now):
+                exchange.send_on(connection)
+                return exchange
+            connection.close()
+        self.connect(engine, exchange)
+        return exchange
+
+    def connect(self, engine: Engine, exchange: UpstreamExchange) -> None:
+        """Open a connection for an exchange."""
+        task = asyncio.get_running_loop().create_task(self._connect(engine, exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, engine: Engine, exchange: UpstreamExchange) -> None:
+        idle = self._idle.setdefault(engine.address, [])
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(engine.address, idle), engine.host, engine.port
+                )
+        except (OSError, TimeoutError):
+            exchange.unreachable()
+            return
+        exchange.connected(connection)
+
+    def keep(self, connection: Connection) -> None:
+        """Put a connection back for the next request."""
+        connection.idle_since = self.clock()
+        self._idle.setdefault(connection.address, []).append(connection)
+
+    def tick(self) -> None:
+        """End exchanges that are past their deadline, and close connections that have been idle for too long."""
+        now = self.clock()
+        for exchange in [each for each in self.active if each.deadline <= now]:
+            exchange.timed_out()
+        for idle in self._idle.values():
+            while idle and not idle[0].usable(now):
+                idle.pop(0).close()
+
+    async def close(self) -> None:
+        """Close everything; exchanges under way are lost."""
+        for task in list(self._connecting):
+            task.cancel()
+        for exchange in list(self.active):
+            exchange.abort()
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        await asyncio.gather(*self._connecting, return_exceptions=True)

@@ -1,0 +1,152 @@
+"""One router: all its parts put together, started, drained and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .admin.app import AdminApp
+from .admin.canary import Canary
+from .admin.scrape import Scraper
+from .admin.state import AdminState
+from .fleet.fleet import Fleet
+from .http.app import App
+from .http.settings import ServerSettings
+from .http.upstream import Pool
+from .ledger.ledger import Ledger
+from .turn.core import Core, LegSettings
+from .turn.counters import Counters
+from .turn.keeper import Keeper
+
+log = logging.getLogger(__name__)
+
+POOL_TICK_SECONDS = 0.25
+TICK_SECONDS = 1.0
+RELEASE_SECONDS = 5.0
+UNTIL_STEP_SECONDS = 0.02
+
+
+class Source(Protocol):
+    """Feeds the fleet."""
+
+    async def run(self) -> None:
+        """Feed it until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """How a router listens. Port 0: any free one."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod; give --host to narrow it
+    port: int = 8000
+    admin_port: int = 9100
+    pod_name: str = ""
+    drain_seconds: float = 25.0
+    legs: LegSettings = field(default_factory=LegSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+
+
+class Service:
+    """A router. `start`, then `stop`: which lets turns end and releases every hold."""
+
+    def __init__(self, settings: ServiceSettings, make_source: Callable[[Fleet], Source]) -> None:
+        self._settings = settings
+        clock = time.monotonic
+        self.ledger = Ledger(clock)
+        self.fleet = Fleet(clock, on_gone=self._engine_gone)
+        self.pool = Pool(clock)
+        self.counters = Counters()
+        keeper = Keeper(ledger=self.ledger, fleet=self.fleet, transport=self.pool, clock=clock, counters=self.counters)
+        self.core = Core(
+            fleet=self.fleet,
+            ledger=self.ledger,
+            keeper=keeper,
+            transport=self.pool,
+            clock=clock,
+            later=lambda seconds, run: asyncio.get_running_loop().call_later(seconds, run),
+            counters=self.counters,
+            settings=settings.legs,
+        )
+        self.app = App(self.core, settings.server)
+        self.state = AdminState(self.core, settings.pod_name, clock(), self.app.serves)
+        self._admin = AdminApp(self.state)
+        self._source = make_source(self.fleet)
+        self._servers: list[asyncio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port = self.admin_port = 0
+
+    def _engine_gone(self, key: str) -> None:
+        dropped = self.ledger.forget_engine(key)
+        self.counters.holds_ended["engine-gone"] += dropped
+
+    async def start(self) -> None:
+        """Listen on both ports and start what runs beside."""
+        admin = await self._admin.listen(self._settings.host, self._settings.admin_port)
+        api = await self.app.listen(self._settings.host, self._settings.port)
+        self._servers = [api, admin]
+        self.port, self.admin_port = (server.sockets[0].getsockname()[1] for server in self._servers)
+        beside: list[Coroutine[Any, Any, None]] = [
+            self._source.run(),
+            self._tick_pool(),
+            self._tick(),
+            Scraper(self.state).run(),
+            Canary(self.state, time.time).run(),
+        ]
+        self._tasks = [asyncio.create_task(_endure(each)) for each in beside]
+        log.info("router listens on port %d, admin on %d", self.port, self.admin_port)
+
+    async def _tick_pool(self) -> None:
+        while True:
+            self.pool.tick()
+            await asyncio.sleep(POOL_TICK_SECONDS)
+
+    async def _tick(self) -> None:
+        while True:
+            self.core.keeper.tick()
+            self.app.tick()
+            self._admin.tick()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def stop(self) -> None:
+        """Take no new requests, let turns end within the drain time, release every hold, and close."""
+        self.state.draining = True
+        self._servers[0].close()
+        self.app.drain()
+        await self._until(lambda: self.counters.in_flight == 0, self._settings.drain_seconds)
+        for connection in list(self.app.connections):
+            connection.drain()
+        self.ledger.retire_all()
+        self.core.keeper.flush()
+        await self._until(lambda: self.core.keeper.outstanding == 0, RELEASE_SECONDS)
+        log.info("router stops; holds left: %d", len(self.ledger))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pool.close()
+        for server in self._servers:
+            server.close()
+        for connection in [*self.app.connections, *self._admin.connections]:
+            connection.close()
+
+    @staticmethod
+    async def _until(done: Callable[[], bool], seconds: float) -> None:
+        for _ in range(round(seconds / UNTIL_STEP_SECONDS)):
+            if done():
+                return
+            await asyncio.sleep(UNTIL_STEP_SECONDS)
+
+
+async def _endure(work: Coroutine[Any, Any, None]) -> None:
+    """Run what never ends by itself; whatever ends it is an error of ours, which must not pass in silence."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        log.exception("a part of the router ended")
+        raise

@@ -1,0 +1,1 @@
+"""Where the fleet document and the engines come from: Kubernetes, or a file."""

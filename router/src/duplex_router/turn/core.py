@@ -1,0 +1,115 @@
+"""What all turns of a router share, the settings of their legs, and the client's side as a turn sees it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from duplex_router.fleet.fleet import Fleet
+from duplex_router.ledger.ledger import Ledger
+from duplex_router.wire.heads import Headers
+
+from .counters import Counters, Explanations
+from .keeper import Keeper
+from .legs import Transport
+from .offer import Offers, Templates
+
+JSON_TYPE = (b"content-type", b"application/json")
+MAX_SESSIONS = 65536
+
+
+class Client(Protocol):
+    """The client's connection."""
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+        ...
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Start an answer that is streamed in chunks."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a part of it, framed in chunks; the last part ends with the last chunk."""
+        ...
+
+    def end(self) -> None:
+        """Say that the streamed answer is complete."""
+        ...
+
+    def break_off(self) -> None:
+        """Close the connection so that the client sees that the answer is not complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LegSettings:
+    """Deadlines in seconds: the prefill leg, the decode leg's first token, and silence within a stream after that."""
+
+    prefill_seconds: float = 120.0
+    decode_seconds: float = 300.0
+    silence_seconds: float = 120.0
+    pull_grace_seconds: float = 5.0
+    gone_grace_seconds: float = 0.02
+
+
+class Sessions:
+    """Which engines a client's session used last: affinity only, bounded, oldest out first."""
+
+    def __init__(self, limit: int = MAX_SESSIONS) -> None:
+        self._limit = limit
+        self._engines: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
+
+    def get(self, session: bytes) -> tuple[str, str]:
+        """Return the keys of the last prefill and decode engine; empty where not known."""
+        return self._engines.get(session, ("", ""))
+
+    def set(self, session: bytes, prefill: str, decode: str) -> None:
+        """Keep the engines that a session used."""
+        self._engines[session] = (prefill, decode)
+        self._engines.move_to_end(session)
+        if len(self._engines) > self._limit:
+            self._engines.popitem(last=False)
+
+
+@dataclass(slots=True)
+class Core:
+    """What all turns share. `later` runs a function after so many seconds."""
+
+    fleet: Fleet
+    ledger: Ledger
+    keeper: Keeper
+    transport: Transport
+    clock: Callable[[], float]
+    later: Callable[[float, Callable[[], None]], object]
+    counters: Counters = field(default_factory=Counters)
+    explanations: Explanations = field(default_factory=Explanations)
+    templates: Templates = field(default_factory=Templates)
+    sessions: Sessions = field(default_factory=Sessions)
+    settings: LegSettings = field(default_factory=LegSettings)
+    offers: Offers = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Build what is made of the other parts."""
+        self.offers = Offers(self.fleet, self.ledger, self.templates)
+
+
+ERROR_TYPES = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    """Return an error in the shape of OpenAI's API."""
+    kind = ERROR_TYPES.get(HTTPStatus(status))
+    if kind is None:
+        kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -1,0 +1,159 @@
+"""The keeper: sends engines what ends or prolongs their holds, by requests that they refuse before they cost anything.
+
+A guarded decode engine takes deadlines for many holds in one message; of a stock one only a release is possible,
+which any prefill engine of its revision passes on (VLLM.md j, m).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from duplex_connector.contract import ConnectorKind, Role
+from duplex_router.fleet.engines import Engine
+from duplex_router.fleet.fleet import Fleet
+from duplex_router.ledger.ledger import Entry, Ledger
+from duplex_router.wire.params import Handle, lease_body, renewals
+
+from .counters import Counters
+from .legs import Answer, Failure, Transport, WholeAnswer
+
+LEASE_PATH = b"/v1/completions"
+LEASE_SECONDS = 5.0
+MAX_TRIES = 3
+MAX_HOLDS_PER_MESSAGE = 256
+_HEADERS = ((b"content-type", b"application/json"),)
+_REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+@dataclass(slots=True)
+class _Message:
+    engine: Engine
+    params: bytes
+    kind: str
+    renewed: list[Entry]
+    sent: float = 0.0
+    seconds: float = 0.0
+    tries: int = 0
+
+
+class Keeper:
+    """Owns every message about holds. `outstanding` are those that no engine has confirmed yet."""
+
+    def __init__(
+        self, *, ledger: Ledger, fleet: Fleet, transport: Transport, clock: Callable[[], float], counters: Counters
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._transport = transport
+        self._clock = clock
+        self._counters = counters
+        self._again: list[_Message] = []
+        self._renewing: set[Entry] = set()
+        self.outstanding = 0
+
+    def flush(self) -> None:
+        """Release the holds that the ledger has done with."""
+        due = self._ledger.due_releases()
+        if due:
+            self._counters.holds_ended["released"] += len(due)
+            self._release([(entry.handle, entry.engine, entry.revision) for entry in due])
+
+    def release_unowned(self, handle: Handle, engine: str, revision: str) -> None:
+        """Release a hold that will not enter the ledger."""
+        self._counters.holds_ended["unowned"] += 1
+        self._release([(handle, engine, revision)])
+
+    def release_spent(self, entry: Entry) -> None:
+        """Release what may be left of a stock engine's handle that was given to a leg that failed."""
+        self._counters.holds_ended["spent"] += 1
+        self._release([(entry.handle, entry.engine, entry.revision)])
+
+    def release_hand_off(self, params: bytes, revision: str, decode: Engine | None) -> None:
+        """Free what a prefill engine holds for a decode leg that will not come: a refused request says so to it."""
+        engine = decode or next(iter(self._fleet.ready(revision, Role.DECODE)), None)
+        if engine is not None:
+            self._send(_Message(engine, params, "hand-off", []))
+
+    def tick(self) -> None:
+        """Once a second: drop what has lapsed, renew what is in use, and try lost messages again."""
+        self._counters.holds_ended["lapsed"] += self._ledger.drop_lapsed()
+        self.flush()
+        self._renew_used()
+        again, self._again = self._again, []
+        for message in again:
+            self._send(message)
+
+    def _release(self, holds: Iterable[tuple[Handle, str, str]]) -> None:
+        by_engine: dict[str, list[str]] = {}
+        for handle, engine, revision in holds:
+            if engine not in self._fleet.engines:
+                continue  # gone, and its memory with it
+            if self._guarded():
+                by_engine.setdefault(engine, []).append(handle.request_id)
+                continue
+            reader = self._fleet.pick_prefill(revision)
+            if reader is not None:
+                self._send(_Message(reader, handle.release(), "release", []))
+        for key, requests in by_engine.items():
+            for start in range(0, len(requests), MAX_HOLDS_PER_MESSAGE):
+                part = requests[start : start + MAX_HOLDS_PER_MESSAGE]
+                self._send(_Message(self._fleet.engines[key], renewals(dict.fromkeys(part, 0)), "release", []))
+
+    def _guarded(self) -> bool:
+        document = self._fleet.document
+        return document is not None and document.model.connector is ConnectorKind.GUARDED
+
+    def _renew_used(self) -> None:
+        document = self._fleet.document
+        if document is None or not self._guarded():
+            return
+        ttl, longest = document.policy.ttl_seconds, document.policy.max_hold_seconds
+        now = self._clock()
+        by_engine: dict[str, list[Entry]] = {}
+        for entry in self._ledger:
+            in_use = entry.turns > 0 or entry.pulls > 0
+            due = entry.deadline - now < ttl / 2 and now - entry.created + ttl <= longest
+            if in_use and due and entry.engine in self._fleet.engines and entry not in self._renewing:
+                by_engine.setdefault(entry.engine, []).append(entry)
+        for key, entries in by_engine.items():
+            for start in range(0, len(entries), MAX_HOLDS_PER_MESSAGE):
+                part = entries[start : start + MAX_HOLDS_PER_MESSAGE]
+                params = renewals({entry.handle.request_id: ttl for entry in part})
+                self._renewing.update(part)
+                self._send(_Message(self._fleet.engines[key], params, "renew", part, seconds=ttl))
+
+    def _send(self, message: _Message) -> None:
+        message.tries += 1
+        message.sent = self._clock()
+        self.outstanding += 1
+        receiver = WholeAnswer(lambda result: self._confirmed(message, result))
+        body = [lease_body(message.params)]
+        receiver.exchange = self._transport.request(
+            message.engine, LEASE_PATH, _HEADERS, body, receiver, seconds=LEASE_SECONDS
+        )
+
+    def _confirmed(self, message: _Message, result: Answer | Failure) -> None:
+        self.outstanding -= 1
+        delivered = (
+            isinstance(result, Answer)
+            and result.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            and result.status not in _REFUSED_LOGIN
+        )
+        if delivered or message.tries >= MAX_TRIES or message.engine.key not in self._fleet.engines:
+            self._counters.lease_messages[message.kind if delivered else f"{message.kind}-failed"] += 1
+            self._renewing.difference_update(message.renewed)
+            if delivered:
+                self._move_deadlines(message)
+        else:
+            self._again.append(message)
+
+    def _move_deadlines(self, message: _Message) -> None:
+        for entry in message.renewed:
+            # From the moment of sending, and from the latest that the old deadline can have been: never too late.
+            gain = message.sent + message.seconds - entry.deadline
+            if gain > 0:
+                entry.deadline += gain
+                if entry.handle.expiry is not None:
+                    entry.handle.expiry += gain

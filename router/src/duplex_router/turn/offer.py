@@ -1,0 +1,117 @@
+"""Which handle, if any, the prefill leg of a turn carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from duplex_connector.contract import ConnectorKind
+from duplex_router.fleet.document import FleetDocument
+from duplex_router.fleet.fleet import Fleet
+from duplex_router.ledger.history import History
+from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
+from duplex_router.wire.inference import Endpoint, Inference
+
+
+class Rejection(StrEnum):
+    """Why a router offers no handle though it might have had one. A closed list: metrics count by it."""
+
+    DISABLED = "disabled"
+    UNSUPPORTED_REQUEST = "unsupported-request"
+    UNSUPPORTED_INPUT = "unsupported-input"
+    TENANT = "tenant"
+    EXPIRED = "expired"
+    ENGINE_GONE = "engine-gone"
+    REVISION = "revision"
+    UNPROVED = "unproved"
+    SHARED_HISTORY = "shared-history"
+    UNSTABLE_TEMPLATE = "unstable-template"
+    UNSUPPORTED_GROUPS = "unsupported-groups"
+    PREFILL_FAILED = "prefill-failed"
+    SPENT = "spent"
+
+
+@dataclass(slots=True)
+class Offer:
+    """What was found for a turn.
+
+    `source`: the entry that shares most history, whether or not it is offered. `params`: what the prefill leg carries
+    of it, None where nothing is offered. `reason`: why not; empty where the ledger has nothing at all.
+    """
+
+    source: Entry | None = None
+    depth: int = 0
+    params: bytes | None = None
+    reason: str = ""
+
+
+class Templates:
+    """What a probe found of chat templates: how many tokens at a prompt's end render differently later (VLLM.md i).
+
+    Only stock engines need it. None: not probed, or not prefix-stable.
+    """
+
+    def __init__(self) -> None:
+        self._slack: dict[tuple[str, bool], int | None] = {}
+
+    def learn(self, revision: str, *, tools: bool, slack: int | None) -> None:
+        """Take a probe's result for requests with or without tools."""
+        self._slack[revision, tools] = slack
+
+    def probed(self, revision: str) -> bool:
+        """Tell whether a revision has been probed."""
+        return (revision, False) in self._slack
+
+    def slack(self, revision: str, request: Inference) -> int | None:
+        """Return the slack for a request; a plain prompt has no template."""
+        if request.endpoint is Endpoint.COMPLETIONS:
+            return 0
+        return self._slack.get((revision, "tools" in request.fields))
+
+
+class Offers:
+    """Finds what to offer."""
+
+    def __init__(self, fleet: Fleet, ledger: Ledger, templates: Templates) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._templates = templates
+
+    def find(self, request: Inference, history: History | None, tenant: bytes, document: FleetDocument) -> Offer:
+        """Look a request's history up and say what to offer.
+
+        On stock engines an offered handle leaves the ledger here: whatever comes of it, it is never offered again.
+        """
+        if not document.policy.bidirectional:
+            return Offer(reason=Rejection.DISABLED)
+        if request.whole or history is None:
+            return Offer(reason=Rejection.UNSUPPORTED_REQUEST if request.whole else Rejection.UNSUPPORTED_INPUT)
+        match = self._ledger.match(history, tenant, self._why_not)
+        if match.entry is None:
+            return Offer(reason=match.reason)
+        if document.model.connector is ConnectorKind.GUARDED:
+            params = match.entry.handle.offer(document.policy.recompute_threshold_tokens)
+            return Offer(match.entry, match.depth, params)
+        return self._from_stock(request, history, match, document.model.block_size)
+
+    def _why_not(self, entry: Entry) -> str:
+        engine = self._fleet.engines.get(entry.engine)
+        if engine is None or not engine.serving:
+            return Rejection.ENGINE_GONE
+        return "" if self._fleet.complete(entry.revision) else Rejection.REVISION
+
+    def _from_stock(self, request: Inference, history: History, match: Match, block_size: int) -> Offer:
+        entry = match.entry
+        if entry is None:
+            return Offer(reason=match.reason)
+        slack = self._templates.slack(entry.revision, request)
+        if slack is None:
+            return Offer(entry, match.depth, reason=Rejection.UNSTABLE_TEMPLATE)
+        boundary = unproved_tokens(self._ledger, match, history)
+        tokens = max(boundary.tokens - slack, 0) // block_size * block_size
+        params = entry.handle.trimmed(tokens, block_size) if tokens else None
+        if params is None:
+            unfit = Rejection.UNSUPPORTED_GROUPS if tokens else Rejection.UNPROVED
+            return Offer(entry, match.depth, reason=boundary.reason or unfit)
+        self._ledger.take(entry)
+        return Offer(entry, match.depth, params)

@@ -1,0 +1,516 @@
+"""A turn: find a handle, prefill leg, decode leg, keep the new handle. Callbacks, no coroutine: it runs per request.
+
+Whatever ends a turn, each hold that it touched has an owner afterwards: the ledger, a release, or a lease that lapses.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from http import HTTPStatus
+
+from duplex_connector.contract import ConnectorKind
+from duplex_router.fleet.document import FleetDocument
+from duplex_router.fleet.engines import Engine
+from duplex_router.ledger.history import History, read_history, reply_digest
+from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
+from duplex_router.wire.body import chunk
+from duplex_router.wire.errors import WireError
+from duplex_router.wire.heads import Headers, ResponseHead
+from duplex_router.wire.inference import Inference
+from duplex_router.wire.params import (
+    MISS,
+    Handle,
+    PrefillAnswer,
+    decode_alone,
+    hand_off_to_decode,
+    read_prefill_answer,
+)
+
+from .core import JSON_TYPE, Client, Core, error_body
+from .decode import DecodeLeg
+from .legs import Answer, Exchange, Failure, WholeAnswer
+from .offer import Offer, Rejection
+from .outcome import Outcome, outcome_of
+
+MAX_PREFILL_LEGS = 3
+"""The first, one more after a failure of its own, and one more where the decode leg failed."""
+
+MAX_DECODE_LEGS = 2
+BYTES_PER_TOKEN = 4
+"""A rough guess of English text, good enough to weigh one engine's waiting prompts against another's."""
+
+_PASSED_ON = (b"content-type", b"retry-after")
+
+
+class Phase(Enum):
+    """Where a turn is."""
+
+    NEW = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    STREAM = auto()
+    DONE = auto()
+
+
+class Turn:
+    """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
+
+    __slots__ = (
+        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_document", "_engine", "_exchange",
+        "_failed_engines", "_hand_off", "_headers", "_history", "_leg_began", "_offer", "_offered", "_outcome",
+        "_phase", "_prefill_engine", "_prefill_legs", "_pulling", "_request", "_revision", "_tenant", "_waiting",
+        "_watched", "request_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        core: Core,
+        request: Inference,
+        client: Client,
+        *,
+        document: FleetDocument,
+        tenant: bytes,
+        headers: Headers,
+        request_id: bytes,
+        revision: str = "",
+    ) -> None:
+        self._core, self._request, self._client, self._document = core, request, client, document
+        self._tenant, self._headers, self.request_id = tenant, headers, request_id
+        self._history = read_history(request, tenant)
+        self._began = self._leg_began = core.clock()
+        self._phase = Phase.NEW
+        self._offer = Offer()
+        self._offered = False
+        self._outcome = Outcome()
+        self._answer: PrefillAnswer | None = None
+        self._hand_off: bytes | None = None
+        self._exchange: Exchange | None = None
+        self._decoder: DecodeLeg | None = None
+        self._engine: Engine | None = None
+        self._prefill_engine: Engine | None = None
+        self._pulling: Entry | None = None
+        self._revision = revision  # the one asked for; the one chosen once the turn has started
+        self._waiting = 0
+        self._prefill_legs = self._decode_legs = 0
+        self._failed_engines: set[str] = set()
+        self._watched = True
+        """The client is still there."""
+
+    # -- start
+
+    def start(self) -> None:
+        """Run the turn. It answers the client in any case, if the client stays."""
+        core = self._core
+        core.counters.turns += 1
+        core.counters.in_flight += 1
+        self._offer = core.offers.find(self._request, self._history, self._tenant, self._document)
+        self._offered = self._offer.params is not None
+        self._outcome = outcome_of(self._offer, None, offered=self._offered)
+        source = self._offer.source
+        if source is not None:
+            source.turns += 1
+        revision = core.fleet.pick_revision(source.revision if source is not None else self._revision)
+        if revision is None:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
+            return
+        self._revision = revision
+        if self._request.whole:
+            self._start_decode()
+        else:
+            self._start_prefill()
+
+    @property
+    def _guarded(self) -> bool:
+        return self._document.model.connector is ConnectorKind.GUARDED
+
+    def _affinity(self) -> tuple[str, str]:
+        source = self._offer.source
+        if source is not None:
+            return source.prefill, source.engine
+        return self._core.sessions.get(self._request.session) if self._request.session else ("", "")
+
+    # -- prefill leg
+
+    def _start_prefill(self) -> None:
+        engine = self._core.fleet.pick_prefill(self._revision, self._affinity()[0], self._failed_engines)
+        if engine is None:
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill engine is ready.")
+            return
+        self._phase = Phase.PREFILL
+        self._prefill_legs += 1
+        self._prefill_engine = self._engine = engine
+        params = self._params_to_offer() or MISS
+        receiver = WholeAnswer(self._prefill_ended)
+        self._send(engine, self._request.prefill_body(params), receiver, self._core.settings.prefill_seconds)
+
+    def _params_to_offer(self) -> bytes | None:
+        source = self._offer.source
+        if self._offer.params is None or source is None or not self._guarded:
+            return self._offer.params
+        if self._core.ledger.start_pull(source):
+            self._pulling = source
+            return self._offer.params
+        # Between two prefill legs the hold was replaced and released: what its blocks hold now is not known.
+        self._withdraw_offer(Rejection.EXPIRED)
+        return None
+
+    def _withdraw_offer(self, reason: Rejection) -> None:
+        self._offered = False
+        self._offer.params, self._offer.reason = None, reason
+        self._outcome = outcome_of(self._offer, None, offered=False)
+
+    def _send(self, engine: Engine, body: list[bytes], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
+        self._leg_began = self._core.clock()
+        engine.legs += 1
+        if self._phase is Phase.PREFILL:
+            self._waiting = self._request.size // BYTES_PER_TOKEN + 1
+            engine.waiting_tokens += self._waiting
+        path = self._request.endpoint.encode()
+        # What reads a hand-off, or a stock engine's handle, must not be sent twice: the second would read freed memory.
+        repeatable = self._phase is Phase.PREFILL and (self._guarded or not self._offered)
+        self._exchange = self._core.transport.request(
+            engine, path, self._headers, body, receiver, seconds=seconds, repeatable=repeatable
+        )
+        receiver.exchange = self._exchange
+
+    def _leg_ended(self) -> Engine | None:
+        engine, self._engine, self._exchange = self._engine, None, None
+        if engine is not None:
+            engine.legs -= 1
+            if self._phase is Phase.PREFILL:
+                engine.waiting_tokens -= self._waiting
+                self._waiting = 0
+        return engine
+
+    def _pull_ended(self, *, surely: bool) -> None:
+        """Say that the prefill leg reads no more; where it was cut off, its engine may still read for a moment."""
+        entry, self._pulling = self._pulling, None
+        if entry is None:
+            return
+
+        def end() -> None:
+            self._core.ledger.end_pull(entry)
+            self._core.keeper.flush()
+
+        if surely:
+            end()
+        else:
+            self._core.later(self._core.settings.pull_grace_seconds, end)
+
+    def _prefill_ended(self, result: Answer | Failure) -> None:
+        self._core.counters.prefill_leg.add(self._core.clock() - self._leg_began)
+        engine = self._leg_ended()
+        self._pull_ended(surely=isinstance(result, Answer))
+        if isinstance(result, Failure) or result.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._prefill_failed(engine, result)
+            return
+        if engine is not None:
+            engine.answered()
+        if result.status != HTTPStatus.OK:
+            self._give_up_offer()
+            self._pass_on(result)
+            return
+        try:
+            answer = read_prefill_answer(result.body)
+        except WireError:
+            answer = None
+        if answer is None or answer.failed:
+            self._prefill_failed(engine, result)
+            return
+        self._answer = answer
+        self._hand_off = answer.hand_off
+        self._outcome = outcome_of(self._offer, answer, offered=self._offered)
+        self._start_decode()
+
+    def _prefill_failed(self, engine: Engine | None, result: Answer | Failure) -> None:
+        core = self._core
+        what = result.value if isinstance(result, Failure) else f"status-{result.status}"
+        core.counters.leg_failures["prefill", what] += 1
+        if engine is not None:
+            self._failed_engines.add(engine.key)
+            if isinstance(result, Failure):
+                engine.failed(core.clock())
+        if self._offered and (isinstance(result, Answer) or not self._may_offer_again()):
+            # An engine that answers with an error may do so because of the handle: the next leg goes without.
+            self._give_up_offer()
+            self._withdraw_offer(Rejection.PREFILL_FAILED)
+        if self._prefill_legs < MAX_PREFILL_LEGS - (MAX_DECODE_LEGS - 1 - self._decode_legs):
+            core.counters.retries["prefill"] += 1
+            self._start_prefill()
+            return
+        timeout = result is Failure.TIMEOUT
+        status = HTTPStatus.GATEWAY_TIMEOUT if timeout else HTTPStatus.BAD_GATEWAY
+        self._fail(status, f"The prefill engine failed ({what}); the request may be sent again.")
+
+    def _may_offer_again(self) -> bool:
+        """Tell whether another engine may use the handle: on stock engines it is spent once it was given away."""
+        if not self._guarded:
+            return False
+        others = self._core.fleet.ready(self._revision, self._prefill_engine.role) if self._prefill_engine else []
+        return any(engine.key not in self._failed_engines for engine in others)
+
+    def _give_up_offer(self) -> None:
+        """See that a stock engine's handle leaves no hold behind once it was given away for nothing."""
+        source = self._offer.source
+        if self._offered and source is not None and not self._guarded:
+            self._core.keeper.release_spent(source)
+
+    # -- decode leg
+
+    def _ttl(self) -> float:
+        policy = self._document.policy
+        kept = policy.bidirectional and not self._request.whole and self._history is not None
+        return policy.ttl_seconds if kept and (policy.streams or not self._request.stream) else 0
+
+    def _start_decode(self) -> None:
+        engine = self._core.fleet.pick_decode(self._revision, self._affinity()[1], self._failed_engines)
+        if engine is None:
+            self._drop_hand_off(None)
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
+            return
+        self._phase = Phase.DECODE
+        self._decode_legs += 1
+        self._engine = engine
+        if self._request.whole:
+            params = None
+        elif self._hand_off is None:
+            params = decode_alone(self._ttl())
+        else:
+            params = hand_off_to_decode(self._hand_off, self._ttl())
+        settings = self._core.settings
+        self._decoder = DecodeLeg(self, settings.silence_seconds)
+        self._send(engine, self._request.decode_body(params), self._decoder, settings.decode_seconds)
+
+    def _drop_hand_off(self, engine: Engine | None) -> None:
+        """Have the prefill engine free what no decode leg will read."""
+        if self._hand_off is not None:
+            self._core.keeper.release_hand_off(self._hand_off, self._revision, engine)
+            self._hand_off = None
+
+    def decode_failed(self, failure: Failure | Answer) -> None:
+        """See `DecodeListener`: both legs once more, since the hand-off may have been used up."""
+        core = self._core
+        what = failure.value if isinstance(failure, Failure) else f"status-{failure.status}"
+        core.counters.leg_failures["decode", what] += 1
+        engine = self._leg_ended()
+        if engine is not None:
+            self._failed_engines.add(engine.key)
+            if isinstance(failure, Failure):
+                engine.failed(core.clock())
+        self._drop_hand_off(None)
+        if self._decode_legs < MAX_DECODE_LEGS and self._watched:
+            core.counters.retries["decode"] += 1
+            if self._offered and not self._guarded:
+                self._withdraw_offer(Rejection.SPENT)
+            if self._request.whole:
+                self._start_decode()
+            else:
+                self._start_prefill()
+        elif isinstance(failure, Answer):
+            self._pass_on(failure)
+        else:
+            status = HTTPStatus.GATEWAY_TIMEOUT if failure is Failure.TIMEOUT else HTTPStatus.BAD_GATEWAY
+            self._fail(status, f"The decode engine failed ({what}); the request may be sent again.")
+
+    def decode_refused(self, answer: Answer) -> None:
+        """See `DecodeListener`. An engine that refuses a request has its hand-off freed (VLLM.md b.6)."""
+        self._leg_ended()
+        self._pass_on(answer)
+
+    def decode_streams(self, head: ResponseHead) -> None:
+        """See `DecodeListener`."""
+        self._phase = Phase.STREAM
+        if self._engine is not None:
+            self._engine.answered()
+        self._first_byte()
+        if self._watched:
+            self._client.start(head.status, [(b"content-type", head.get(b"content-type")), *self._own_headers()])
+
+    def decode_part(self, data: bytes) -> None:
+        """See `DecodeListener`."""
+        if self._watched:
+            self._client.write(data)
+
+    def decode_broke(self, failure: Failure) -> None:
+        """See `DecodeListener`. After the client has bytes of it, an answer cannot be done again."""
+        self._core.counters.leg_failures["stream", failure.value] += 1
+        engine = self._leg_ended()
+        if engine is not None:
+            engine.failed(self._core.clock())
+            self._keep_handle(engine)
+        if self._watched:
+            message = f"The decode engine failed ({failure.value}) while it answered."
+            self._client.write(chunk(b"data: %b\n\n" % error_body(HTTPStatus.BAD_GATEWAY, message)))
+            self._client.break_off()
+        self._finish(HTTPStatus.BAD_GATEWAY)
+
+    def decode_done(self, answer: Answer | None) -> None:
+        """See `DecodeListener`."""
+        self._core.counters.decode_leg.add(self._core.clock() - self._leg_began)
+        engine = self._leg_ended()
+        if engine is not None:
+            engine.answered()
+            self._keep_handle(engine)
+        if self._watched:
+            if answer is None:
+                self._client.end()
+            else:
+                self._first_byte()
+                self._client.respond(answer.status, self._passed_headers(answer.head), answer.body)
+        self._count_served()
+        self._finish(HTTPStatus.OK)
+
+    # -- the new handle
+
+    def _keep_handle(self, engine: Engine) -> None:
+        observer = self._decoder.observer if self._decoder is not None else None
+        if observer is None or observer.handle is None:
+            return
+        core, source, history = self._core, self._offer.source, self._history
+        try:
+            handle = Handle(observer.handle)
+        except WireError:
+            core.counters.leg_failures["decode", "malformed-handle"] += 1
+            return
+        ttl = self._ttl()
+        if ttl == 0 or history is None or not history.marks or observer.failed:
+            core.keeper.release_unowned(handle, engine.key, self._revision)
+            return
+        entry = self._new_entry(handle, history, engine, ttl)
+        core.ledger.add(entry)
+        if source is not None and history.begins_with(source.whole, source.length):
+            core.ledger.retire(source)
+        if engine.kv_tokens is not None:
+            budget = engine.kv_tokens * self._document.policy.retention_percent // 100
+            core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)
+        core.keeper.flush()
+        if self._request.session:
+            core.sessions.set(self._request.session, entry.prefill, entry.engine)
+
+    def _new_entry(self, handle: Handle, history: History, engine: Engine, ttl: float) -> Entry:
+        now, source = self._core.clock(), self._offer.source
+        known = source.tokens_known if source is not None else ()
+        prompt_tokens = self._answer.prompt_tokens if self._answer is not None else 0
+        return Entry(
+            handle=handle,
+            engine=engine.key,
+            prefill=self._prefill_engine.key if self._prefill_engine is not None else "",
+            revision=self._revision,
+            tenant=self._tenant,
+            marks=history.marks,
+            whole=history.whole,
+            length=history.length,
+            reply=reply_digest(self._decoder.observer.reply) if self._decoder is not None else b"",
+            created=now,
+            deadline=now + ttl,
+            margin=max(EXPIRY_MARGIN_SECONDS, self._document.policy.margin_seconds),
+            tokens_known=(
+                *(each for each in known if each[0] <= self._offer.depth),
+                *history.boundary(prompt_tokens),
+            ),
+        )
+
+    # -- the client's side
+
+    def pause(self) -> None:
+        """Read no more from the engine: the client does not keep up."""
+        if self._phase is Phase.STREAM and self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._phase is Phase.STREAM and self._exchange is not None:
+            self._exchange.resume()
+
+    def client_gone(self) -> None:
+        """End the turn without its client, leg by leg, so that nothing stays pinned without an owner."""
+        if not self._watched or self._phase is Phase.DONE:
+            return
+        self._watched = False
+        self._core.counters.clients_gone[self._phase.name.lower()] += 1
+        if self._phase is Phase.PREFILL:
+            self._abort_leg()
+            self._pull_ended(surely=False)
+            self._give_up_offer()
+            self._finish(499)
+        elif self._phase is Phase.DECODE and self._exchange is not None and not self._exchange.sent:
+            engine = self._engine
+            self._abort_leg()
+            self._drop_hand_off(engine)
+            self._finish(499)
+        else:
+            # The engine may just have finished: what has arrived is read first, so that its handle is known.
+            self.resume()
+            self._core.later(self._core.settings.gone_grace_seconds, self._abandon)
+
+    def _abandon(self) -> None:
+        if self._phase is Phase.DONE or (self._decoder is not None and self._decoder.observer.handle is not None):
+            return  # over, or only the end of the answer is missing: read on and keep the handle
+        self._abort_leg()
+        self._finish(499)
+
+    def _abort_leg(self) -> None:
+        if self._exchange is not None:
+            self._exchange.abort()
+        self._leg_ended()
+
+    def _own_headers(self) -> Headers:
+        return self._outcome.headers(self.request_id)
+
+    def _passed_headers(self, head: ResponseHead) -> Headers:
+        return [*[pair for pair in head.headers if pair[0] in _PASSED_ON], *self._own_headers()]
+
+    def _pass_on(self, answer: Answer) -> None:
+        if self._watched:
+            self._client.respond(answer.status, self._passed_headers(answer.head), answer.body)
+        self._finish(answer.status)
+
+    def _fail(self, status: HTTPStatus, message: str) -> None:
+        if self._watched:
+            headers = [JSON_TYPE, (b"retry-after", b"1"), *self._own_headers()]
+            self._client.respond(status, headers, error_body(status, message))
+        self._finish(status)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        self._give_up_offer()
+        self._fail(status, message)
+
+    def _first_byte(self) -> None:
+        self._core.counters.took_first_byte(self._outcome.kind, self._core.clock() - self._began)
+
+    def _count_served(self) -> None:
+        usage = self._decoder.observer.usage if self._decoder is not None else None
+        count = self._core.counters.revision(self._revision)
+        count.turns += 1
+        count.served_tokens += (usage.completion_tokens or 0) if usage is not None else 1
+
+    def _finish(self, status: int) -> None:
+        if self._phase is Phase.DONE:
+            return
+        self._phase = Phase.DONE
+        core = self._core
+        core.counters.in_flight -= 1
+        core.counters.answers[status] += 1
+        if self._offer.source is not None:
+            self._offer.source.turns -= 1
+        self._outcome.count(core.counters, eligible=self._offer.source is not None)
+        core.explanations.add(self.request_id.decode("latin-1"), self._explain(status))
+
+    def _explain(self, status: int) -> dict[str, object]:
+        return {
+            "status": status,
+            "seconds": round(self._core.clock() - self._began, 6),
+            "revision": self._revision,
+            "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
+            "reuse": self._outcome.kind,
+            "reason": self._outcome.reason,
+            "matchedDepth": self._offer.depth,
+            "historyDepth": len(self._history.marks) if self._history is not None else 0,
+            "provedTokens": self._outcome.proved,
+            "pulledTokens": self._outcome.pulled,
+            "localTokens": self._outcome.local,
+            "computedTokens": self._outcome.computed,
+            "promptTokens": self._answer.prompt_tokens if self._answer is not None else None,
+            "prefillLegs": self._prefill_legs,
+            "decodeLegs": self._decode_legs,
+        }

@@ -1,0 +1,207 @@
+"""HTTP/1.1 heads: a client's request head by httptools under strict rules, an engine's answer head, and writing both.
+
+RFC 9110 and RFC 9112; section numbers below are RFC 9112's unless another is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import httptools
+
+from .errors import RequestError, WireError
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+HEAD_END = b"\r\n\r\n"
+MAX_HEAD_BYTES = 32 * 1024
+MAX_HEADERS = 100
+_DIGITS = re.compile(rb"[0-9]{1,18}\Z")
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+_TARGET = re.compile(rb"[\x21-\x7e]+\Z")
+_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE", b"TRACE", b"CONNECT"})
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A client's request without its body. `length` is None with a chunked body; header names are lower case."""
+
+    method: bytes
+    path: bytes
+    version: bytes
+    headers: dict[bytes, bytes]
+    length: int | None
+    keep_alive: bool
+    expects_continue: bool
+
+
+class _Collector:
+    """Receives httptools' callbacks."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """Parse one request head, up to and including its empty line. Raises RequestError, always with `close`."""
+    method = _check_request_line(head)
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade as error:
+        raise _refuse(HTTPStatus.BAD_REQUEST, "Upgrade and CONNECT are not supported; send plain HTTP/1.1.") from error
+    except httptools.HttpParserError as error:
+        raise _refuse(HTTPStatus.BAD_REQUEST, f"The request head is not valid HTTP/1.1: {error}.") from error
+    if len(collector.headers) > MAX_HEADERS:
+        raise _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"Send at most {MAX_HEADERS} header fields.")
+    version = parser.get_http_version().encode()
+    headers = _unique(collector.headers)
+    if version == b"1.1" and not headers.get(b"host"):
+        raise _refuse(HTTPStatus.BAD_REQUEST, "HTTP/1.1 needs one Host header.")  # 3.2
+    length = _body_length(headers, version)
+    expects = headers.get(b"expect", b"").lower()
+    if expects not in (b"", b"100-continue"):
+        raise _refuse(HTTPStatus.EXPECTATION_FAILED, "Only `Expect: 100-continue` is understood.")
+    return RequestHead(
+        method=method,
+        path=_path_of(collector.url),
+        version=version,
+        headers=headers,
+        length=length,
+        keep_alive=parser.should_keep_alive(),
+        expects_continue=bool(expects) and version == b"1.1" and length != 0,
+    )
+
+
+def _check_request_line(head: bytes) -> bytes:
+    line = head[: head.find(b"\r\n")]
+    parts = line.split(b" ")
+    if len(parts) != 3 or not _TARGET.match(parts[1]):  # noqa: PLR2004 - method, target, version
+        raise _refuse(HTTPStatus.BAD_REQUEST, "The request line must be `METHOD target HTTP/1.1`.")
+    method, _, version = parts
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise _refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Use HTTP/1.1.")
+    if method not in _METHODS:
+        status = HTTPStatus.NOT_IMPLEMENTED if _TOKEN.match(method) else HTTPStatus.BAD_REQUEST
+        raise _refuse(status, "This method is not known.")
+    if b"\n " in head or b"\n\t" in head:
+        raise _refuse(HTTPStatus.BAD_REQUEST, "Folded header lines are not accepted.")  # 5.2
+    if re.search(rb"[^\r]\n|\r[^\n]|\0", head):
+        raise _refuse(HTTPStatus.BAD_REQUEST, "Header lines must end in CRLF and hold no control bytes.")  # 2.2
+    return method
+
+
+def _unique(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    headers: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if name not in headers:
+            headers[name] = value
+        elif name in (b"host", b"content-length", b"transfer-encoding", b"authorization", b"content-type"):
+            raise _refuse(HTTPStatus.BAD_REQUEST, f"Send {name.decode()} once.")
+        else:
+            headers[name] += b", " + value
+    return headers
+
+
+def _body_length(headers: dict[bytes, bytes], version: bytes) -> int | None:
+    coding = headers.get(b"transfer-encoding")
+    length = headers.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise _refuse(HTTPStatus.BAD_REQUEST, "Send Content-Length or Transfer-Encoding, not both.")  # 6.3
+        if version == b"1.0":
+            raise _refuse(HTTPStatus.BAD_REQUEST, "HTTP/1.0 has no Transfer-Encoding.")  # 6.1
+        if coding.strip().lower() != b"chunked":
+            raise _refuse(HTTPStatus.NOT_IMPLEMENTED, "The only transfer coding understood is chunked.")  # 6.1
+        return None
+    if length is None:
+        return 0
+    if not _DIGITS.match(length):
+        raise _refuse(HTTPStatus.BAD_REQUEST, "Content-Length must be one decimal number.")
+    return int(length)
+
+
+def _path_of(url: bytes) -> bytes:
+    if not url.startswith((b"/", b"*")):
+        url = httptools.parse_url(url).path or b"/"
+    return url.partition(b"?")[0].partition(b"#")[0]
+
+
+def _refuse(status: HTTPStatus, message: str) -> RequestError:
+    return RequestError(status, message, close=True)
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """An engine's answer without its body. Neither `length` nor `chunked`: the body ends with the connection."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    length: int | None = None
+    chunked: bool = False
+    keep_alive: bool = True
+
+    def get(self, name: bytes) -> bytes:
+        """Return the first value of a header, lower-case name; empty where absent."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+def parse_response_head(head: bytes) -> ResponseHead:
+    """Parse one answer head, without its empty line. Raises WireError."""
+    status_line, *lines = head.split(b"\r\n")
+    parts = status_line.split(b" ", 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():  # noqa: PLR2004 - see 4
+        raise WireError(f"not an HTTP status line: {status_line[:80]!r}")
+    answer = ResponseHead(int(parts[1]), keep_alive=parts[0] != b"HTTP/1.0")
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise WireError(f"not a header line: {line[:80]!r}")
+        answer.headers.append((name.lower(), value.strip()))
+    _frame(answer)
+    return answer
+
+
+def _frame(answer: ResponseHead) -> None:
+    for name, value in answer.headers:
+        if name == b"content-length":
+            if not _DIGITS.match(value) or answer.length not in (None, int(value)):
+                raise WireError("contradictory Content-Length")
+            answer.length = int(value)
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked":
+                raise WireError(f"unknown transfer coding {value[:40]!r}")
+            answer.chunked = True
+        elif name == b"connection":
+            answer.keep_alive = value.lower() != b"close" and (answer.keep_alive or value.lower() == b"keep-alive")
+    if answer.chunked and answer.length is not None:
+        raise WireError("both Content-Length and Transfer-Encoding")
+    if answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+        answer.length = 0
+    if not answer.chunked and answer.length is None:
+        answer.keep_alive = False
+
+
+def render_head(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Write a head, its empty line included."""
+    return b"".join([first_line, b"\r\n", *[b"%b: %b\r\n" % pair for pair in headers], b"\r\n"])
+
+
+def status_line(status: int) -> bytes:
+    """Return `HTTP/1.1 200 OK` for a status; unknown ones go without their phrase."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}".encode()

@@ -1,0 +1,203 @@
+"""vLLM's kv_transfer_params as bytes: read from an engine's answer, and spliced for the next request.
+
+The object is opaque but for the few keys read here: every other key goes on as it came (VLLM.md b.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from duplex_connector.contract import LEASE_MODEL, Duplex, Params
+
+from .errors import WireError
+from .fields import NULL, Fields, is_null, join_object, split_object
+
+MISS = msgspec.json.encode(
+    {
+        Params.DO_REMOTE_DECODE: True,
+        Params.DO_REMOTE_PREFILL: False,
+        Params.ENGINE_ID: None,
+        Params.BLOCK_IDS: None,
+        Params.HOST: None,
+        Params.PORT: None,
+    }
+)
+"""What a prefill leg carries without a handle."""
+
+_DATA_PARALLEL_SUFFIX = re.compile(r"_dp\d+\Z")
+
+
+class PulledReport(msgspec.Struct):
+    """What a guarded prefill engine says of the handle it was given, in tokens of this prompt."""
+
+    outcome: str = ""
+    reason: str = ""
+    proved: int = 0
+    pulled: int = 0
+    local: int = 0
+    computed: int | None = None
+
+
+class _EngineParams(msgspec.Struct):
+    cached: int | None = msgspec.field(default=None, name=Params.CACHED_TOKENS)
+    duplex: PulledReport | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _PrefillBody(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    kv_transfer_params: Raw = Raw(NULL)
+
+
+@dataclass(slots=True)
+class PrefillAnswer:
+    """A prefill engine's answer: its hand-off (None where it holds nothing), and what it did."""
+
+    failed: bool
+    hand_off: bytes | None
+    prompt_tokens: int
+    cached_tokens: int | None
+    report: PulledReport | None
+
+
+_decode_prefill = msgspec.json.Decoder(_PrefillBody).decode
+_decode_engine_params = msgspec.json.Decoder(_EngineParams).decode
+
+
+def read_prefill_answer(body: bytes) -> PrefillAnswer:
+    """Read the body of a 200. A `finish_reason` of `error` is a failure (smg#2382). Raises WireError."""
+    try:
+        answer = _decode_prefill(body)
+        given = not is_null(answer.kv_transfer_params)
+        told = _decode_engine_params(answer.kv_transfer_params) if given else _EngineParams()
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"not a prefill answer: {error}") from error
+    return PrefillAnswer(
+        failed=not answer.choices or any(choice.finish_reason == "error" for choice in answer.choices),
+        hand_off=bytes(answer.kv_transfer_params) if given else None,
+        prompt_tokens=answer.usage.prompt_tokens if answer.usage else 0,
+        cached_tokens=told.cached,
+        report=told.duplex,
+    )
+
+
+def _with_duplex(fields: Mapping[str, Raw | bytes], more: Mapping[str, bytes]) -> bytes:
+    rest = {name: value for name, value in fields.items() if name != Params.DUPLEX}
+    given = fields.get(Params.DUPLEX)
+    inner: dict[str, Raw | bytes] = dict(split_object(bytes(given))) if given and not is_null(given) else {}
+    inner.update(more)
+    return join_object({**rest, Params.DUPLEX: join_object(inner)})
+
+
+def _number(value: float) -> bytes:
+    return msgspec.json.encode(int(value) if value == int(value) else value)
+
+
+def hand_off_to_decode(params: bytes, ttl_seconds: float) -> bytes:
+    """Return a prefill engine's params for the decode leg, asking that the finished turn be held for `ttl_seconds`."""
+    return _with_duplex(split_object(params), {Duplex.TTL: _number(ttl_seconds)})
+
+
+def decode_alone(ttl_seconds: float) -> bytes:
+    """Return the params of a decode leg that nothing is handed to, whose own KV shall be held (VLLM.md b.3)."""
+    fields = {Params.DO_REMOTE_PREFILL: b"false", Params.DO_REMOTE_DECODE: b"false"}
+    return _with_duplex(fields, {Duplex.TTL: _number(ttl_seconds)})
+
+
+def lease_body(params: bytes) -> bytes:
+    """Return the body of a request that every engine refuses before admission and whose params it acts on all the same.
+
+    VLLM.md b.7, j and m: a stock prefill engine tells the holder to free, a guarded decode engine sets deadlines.
+    """
+    fields = {"model": msgspec.json.encode(LEASE_MODEL), "prompt": b'"."', "max_tokens": b"1", Params.FIELD: params}
+    return join_object(fields)
+
+
+def renewals(seconds: Mapping[str, float]) -> bytes:
+    """Return the params that give holds of one guarded engine new deadlines from now; 0 releases."""
+    fields = {Params.DO_REMOTE_PREFILL: b"true", Params.DO_REMOTE_DECODE: b"false"}
+    wanted = join_object({request: _number(value) for request, value in seconds.items()})
+    return _with_duplex(fields, {Duplex.RENEW: wanted})
+
+
+class _HandleKeys(msgspec.Struct):
+    request_id: str = msgspec.field(name=Params.REQUEST_ID)
+    engine_id: str = msgspec.field(name=Params.ENGINE_ID)
+    block_ids: Raw = msgspec.field(name=Params.BLOCK_IDS)
+    host: str = msgspec.field(name=Params.HOST)
+    port: int = msgspec.field(name=Params.PORT)
+    tokens: int = msgspec.field(name=Params.NUM_TOKENS)
+    expiry: float | None = msgspec.field(default=None, name=Params.EXPIRY_TIME)
+
+
+_decode_handle = msgspec.json.Decoder(_HandleKeys).decode
+
+
+class Handle:
+    """The kv_transfer_params that a decode engine returned: they name the KV that it holds.
+
+    `tokens`: how many it holds. `boot`: the engine process, without its data-parallel rank. `expiry` is that engine's
+    own clock (VLLM.md b.3): it can be moved by seconds gained, never read as a time of ours.
+    """
+
+    __slots__ = ("_base", "boot", "expiry", "request_id", "tokens")
+
+    def __init__(self, raw: bytes) -> None:
+        """Read a handle. Raises WireError where a key is missing that every pull needs."""
+        try:
+            keys = _decode_handle(raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WireError(f"not a handle: {error}") from error
+        self.request_id = keys.request_id
+        self.boot = _DATA_PARALLEL_SUFFIX.sub("", keys.engine_id)
+        self.tokens = keys.tokens
+        self.expiry = keys.expiry
+        base = split_object(raw)
+        base.pop(Params.EXPIRY_TIME, None)
+        self._base: Fields = split_object(join_object(base))
+
+    def offer(self, threshold_tokens: int) -> bytes:
+        """Return the params for a guarded prefill leg: a pull that leaves the hold where it is."""
+        more = {Duplex.THRESHOLD: _number(threshold_tokens), Duplex.KEEP: b"true"}
+        return _with_duplex(self._fields(), more)
+
+    def trimmed(self, tokens: int, block_size: int) -> bytes | None:
+        """Return the params for a stock prefill leg, cut to the first `tokens` tokens (VLLM.md i).
+
+        `tokens` is a multiple of `block_size`. None where the groups' block lists are not all whole: then no part of
+        them can be named.
+        """
+        groups = msgspec.json.decode(self._base[Params.BLOCK_IDS], type=list[list[int]])
+        held_blocks = -(-self.tokens // block_size)
+        if not groups or any(len(ids) != held_blocks for ids in groups) or not 0 < tokens <= self.tokens:
+            return None
+        fields: dict[str, Raw | bytes] = dict(self._fields())
+        fields[Params.BLOCK_IDS] = msgspec.json.encode([ids[: tokens // block_size] for ids in groups])
+        fields[Params.NUM_TOKENS] = msgspec.json.encode(tokens)
+        return join_object(fields)
+
+    def release(self) -> bytes:
+        """Return the params that make a stock prefill engine tell the holder to free (VLLM.md b.7)."""
+        fields: dict[str, Raw | bytes] = dict(self._fields())
+        fields[Params.DO_REMOTE_PREFILL] = b"true"
+        fields[Params.DO_REMOTE_DECODE] = b"false"
+        return join_object(fields)
+
+    def _fields(self) -> dict[str, Raw | bytes]:
+        fields: dict[str, Raw | bytes] = dict(self._base)
+        if self.expiry is not None:
+            fields[Params.EXPIRY_TIME] = msgspec.json.encode(self.expiry)
+        return fields

@@ -1,0 +1,180 @@
+"""What an engine's answer says, read while it passes: the assistant's reply, the usage, the handle, and errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from duplex_connector.contract import Params
+
+from .errors import WireError
+from .fields import NULL, Piece, is_null, join_object, split_object
+
+FINISHED_BY_ERROR = "error"
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct):
+    """A streamed delta or a whole message: of the same shape, as far as it is read here."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Message | None = None
+    message: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct):
+    """Token counts as the engine reports them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+
+
+class Event(msgspec.Struct):
+    """One streamed event, or a whole answer, as far as the router reads it."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Raw = Raw(NULL)
+    kv_transfer_params: Raw = Raw(NULL)
+
+    def failed(self) -> bool:
+        """Tell whether it says that the generation failed (a 200 may: smg#2382)."""
+        return not is_null(self.error) or any(choice.finish_reason == FINISHED_BY_ERROR for choice in self.choices)
+
+    def says_something(self) -> bool:
+        """Tell whether it carries more than a role: only then has the engine got through its hand-off."""
+        return not self.choices or any(
+            choice.delta is None
+            or choice.finish_reason is not None
+            or choice.delta.content
+            or choice.delta.reasoning
+            or choice.delta.reasoning_content
+            or choice.delta.tool_calls
+            for choice in self.choices
+        )
+
+
+_decode_event = msgspec.json.Decoder(Event).decode
+_FIELD = Params.FIELD.encode()
+
+
+def read_event(data: Piece) -> Event | None:
+    """Read an event's or an answer's JSON; None where it has another shape."""
+    try:
+        return _decode_event(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def cut_params(data: Piece) -> bytes:
+    """Return an answer's JSON with its top-level kv_transfer_params replaced by null. Raises WireError."""
+    fields: dict[str, Raw | bytes] = dict(split_object(data))
+    if Params.FIELD in fields:
+        fields[Params.FIELD] = NULL
+    return join_object(fields)
+
+
+def may_hold_params(data: bytes) -> bool:
+    """Tell whether bytes that are not a known answer name kv_transfer_params."""
+    return _FIELD in data
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A function call of a reply, with its arguments as the engine wrote them."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class Reply:
+    """The assistant's reply of a single-choice answer, gathered from whole or streamed messages."""
+
+    __slots__ = ("_text", "tool_calls")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self.tool_calls: dict[int, ToolCall] = {}
+
+    @property
+    def text(self) -> str:
+        """The reply's content; empty where there is none."""
+        return "".join(self._text)
+
+    def add(self, choice: _Choice) -> None:
+        """Take a choice of an event or of a whole answer."""
+        message = choice.delta or choice.message
+        if choice.text:
+            self._text.append(choice.text)
+        if message is None:
+            return
+        if message.content:
+            self._text.append(message.content)
+        if message.tool_calls:
+            streamed = message is choice.delta
+            for position, part in enumerate(message.tool_calls):
+                call = self.tool_calls.setdefault(part.index if streamed else position, ToolCall())
+                if part.function is not None:
+                    call.name += part.function.name or ""
+                    call.arguments += part.function.arguments or ""
+
+
+class Observer:
+    """Keeps what a turn needs of the answer that passes: the handle, the usage, the reply, whether it failed."""
+
+    __slots__ = ("failed", "handle", "reply", "spoke", "usage")
+
+    def __init__(self) -> None:
+        self.handle: bytes | None = None
+        self.usage: Usage | None = None
+        self.reply = Reply()
+        self.failed = False
+        self.spoke = False
+
+    def pass_on(self, data: bytes) -> bytes:
+        """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
+        event = read_event(data)
+        if event is None:
+            return self._pass_on_unknown(data)
+        if event.usage is not None:
+            self.usage = event.usage
+        for choice in event.choices:
+            self.reply.add(choice)
+        if event.failed():
+            self.failed = True
+        if not self.spoke:
+            self.spoke = event.says_something()
+        if is_null(event.kv_transfer_params):
+            return data
+        self.handle = bytes(event.kv_transfer_params)
+        return cut_params(data)
+
+    def _pass_on_unknown(self, data: bytes) -> bytes:
+        """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
+        self.spoke = True
+        if not may_hold_params(data):
+            return data
+        try:
+            return cut_params(data)
+        except WireError as error:
+            raise WireError("an engine's kv_transfer_params stand where they cannot be cut out") from error

@@ -1,0 +1,155 @@
+"""A streamed answer on its way to the client: bytes as they came, but for the one event that carries the handle.
+
+The fast way walks the engine's own chunk framing and passes it on verbatim; only where an event crosses chunks, or has
+to be changed, is it framed anew. What is not a whole event is kept back, so that nothing can slip out in two halves.
+"""
+
+from __future__ import annotations
+
+from .body import CRLF, LAST_CHUNK, MAX_SIZE_LINE, BodyReader, chunk, chunk_size
+from .errors import WireError
+from .heads import ResponseHead
+from .reply import Observer
+
+EVENT_END = b"\n\n"
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+_DATA = b"data: "
+
+
+class StreamRelay:
+    """Takes an engine's server-sent events in any pieces; gives them back framed in chunks for the client.
+
+    `done`: the body is complete. `observer`: what was seen. Raises WireError on broken framing.
+    """
+
+    __slots__ = ("_carry", "_partial", "_reader", "done", "observer", "surplus")
+
+    def __init__(self, head: ResponseHead, observer: Observer) -> None:
+        self.observer = observer
+        self.done = False
+        self.surplus = b""
+        self._carry = b""  # an incomplete chunk, or its first line
+        self._partial = b""  # payload of whole chunks after the last whole event
+        self._reader = None if head.chunked else BodyReader(length=head.length)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of the body and return what the client may have of them."""
+        if self._reader is not None:
+            payload = self._reader.feed(data)
+            self.done, self.surplus = self._reader.done, self._reader.surplus
+            return self._reframe(payload) + (self._finish() if self.done else b"")
+        if self._carry:
+            data = self._carry + data
+        end, whole = self._walk(data)
+        if whole and not self._partial:
+            return self._pass_on(data, end)
+        return self._reframe(_payload(data, end)) + (self._finish() if self.done else b"")
+
+    def end_of_connection(self) -> bytes | None:
+        """Say that no more comes: the last bytes where that completes the body, None where it was cut off."""
+        if self._reader is None or not self._reader.end_of_connection():
+            return None
+        self.done = True
+        return self._finish()
+
+    def _walk(self, data: bytes) -> tuple[int, bool]:
+        """Return where the last whole chunk ends, and whether every chunk up to there ends an event."""
+        position, length, whole = 0, len(data), True
+        while position < length:
+            line_end = data.find(CRLF, position, position + MAX_SIZE_LINE)
+            if line_end < 0:
+                if length - position >= MAX_SIZE_LINE:
+                    raise WireError("a chunk's first line is too long")
+                break
+            size = chunk_size(data[position:line_end])
+            if size == 0:
+                self._end_of_chunks(data, position)
+                return position, whole
+            end = line_end + 2 + size
+            if size > MAX_EVENT_BYTES:
+                raise WireError("a chunk is too large")
+            if end + 2 > length:
+                break
+            if data[end : end + 2] != CRLF:
+                raise WireError("a chunk does not end where its size says")
+            if data[end - 2 : end] != EVENT_END:
+                whole = False
+            position = end + 2
+        self._carry = data[position:] if position < length else b""
+        return position, whole
+
+    def _end_of_chunks(self, data: bytes, position: int) -> None:
+        """Read the last chunk and its trailer, which starts at `position`."""
+        last = BodyReader(length=None, chunked=True)
+        last.feed(data[position:])
+        self.done, self.surplus = last.done, last.surplus
+        self._carry = b"" if last.done else data[position:]
+
+    def _pass_on(self, data: bytes, end: int) -> bytes:
+        """Return whole chunks of whole events as they came, each changed one framed anew."""
+        out: list[bytes] = []
+        kept, position = 0, 0
+        while position < end:
+            line_end = data.find(CRLF, position)
+            start = line_end + 2
+            stop = start + chunk_size(data[position:line_end])
+            payload = data[start:stop]
+            changed = self._look(payload)
+            if changed is not payload:
+                out += [data[kept:position], chunk(changed)]
+                kept = stop + 2
+            position = stop + 2
+        if not out and not self.done:
+            return data if end == len(data) else data[:end]
+        out.append(data[kept:end])
+        if self.done:
+            out.append(LAST_CHUNK)
+        return b"".join(out)
+
+    def _reframe(self, payload: bytes) -> bytes:
+        payload = self._partial + payload if self._partial else payload
+        cut = payload.rfind(EVENT_END) + len(EVENT_END) if EVENT_END in payload else 0
+        self._partial = payload[cut:]
+        if len(self._partial) > MAX_EVENT_BYTES:
+            raise WireError("an event is too large")
+        return chunk(self._look(payload[:cut])) if cut else b""
+
+    def _finish(self) -> bytes:
+        rest, self._partial = self._partial, b""
+        return (chunk(self._look(rest)) if rest else b"") + LAST_CHUNK
+
+    def _look(self, payload: bytes) -> bytes:
+        """Show whole events to the observer; return the same object where the client may have them as they are."""
+        if payload.startswith(_DATA) and payload.find(EVENT_END) == len(payload) - 2:
+            seen = payload[6:-2]
+            shown = self.observer.pass_on(seen)
+            return payload if shown is seen else b"%b%b%b" % (_DATA, shown, EVENT_END)
+        events = payload.split(EVENT_END)
+        shown_events = [self._look_at_lines(event) for event in events]
+        return payload if shown_events == events else EVENT_END.join(shown_events)
+
+    def _look_at_lines(self, event: bytes) -> bytes:
+        if not event:
+            return event
+        if event.startswith(_DATA) and b"\n" not in event:
+            return _DATA + self.observer.pass_on(event[6:])
+        lines = event.split(b"\n")
+        data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+        seen = b"\n".join(data)
+        shown = self.observer.pass_on(seen)
+        if shown == seen:
+            return event
+        others = [line for line in lines if not line.startswith(b"data:")]
+        return b"\n".join([*others, _DATA + shown])
+
+
+def _payload(data: bytes, end: int) -> bytes:
+    """Return the payload of the whole chunks before `end`."""
+    parts: list[bytes] = []
+    position = 0
+    while position < end:
+        line_end = data.find(CRLF, position)
+        stop = line_end + 2 + chunk_size(data[position:line_end])
+        parts.append(data[line_end + 2 : stop])
+        position = stop + 2
+    return b"".join(parts)
