@@ -93,6 +93,7 @@ class PlainDumper(yaml.SafeDumper):
     """Writes equal parts out each time: people read the file, and some tools refuse YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature of yaml's method
+        """Never write an alias."""
         return True
 
 
