@@ -28,6 +28,7 @@ POOL_TICK_SECONDS = 0.25
 TICK_SECONDS = 1.0
 RELEASE_SECONDS = 5.0
 UNTIL_STEP_SECONDS = 0.02
+RESTART_SECONDS = 1.0
 
 
 class Source(Protocol):
@@ -90,12 +91,12 @@ class Service:
         api = await self.app.listen(self._settings.host, self._settings.port)
         self._servers = [api, admin]
         self.port, self.admin_port = (server.sockets[0].getsockname()[1] for server in self._servers)
-        beside: list[Coroutine[Any, Any, None]] = [
-            self._source.run(),
-            self._tick_pool(),
-            self._tick(),
-            Scraper(self.state).run(),
-            Canary(self.state, time.time).run(),
+        beside: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self._source.run,
+            self._tick_pool,
+            self._tick,
+            Scraper(self.state).run,
+            Canary(self.state, time.time).run,
         ]
         self._tasks = [asyncio.create_task(_endure(each)) for each in beside]
         log.info("router listens on port %d, admin on %d", self.port, self.admin_port)
@@ -141,12 +142,11 @@ class Service:
             await asyncio.sleep(UNTIL_STEP_SECONDS)
 
 
-async def _endure(work: Coroutine[Any, Any, None]) -> None:
-    """Run what never ends by itself; whatever ends it is an error of ours, which must not pass in silence."""
-    try:
-        await work
-    except asyncio.CancelledError:
-        raise
-    except Exception:
-        log.exception("a part of the router ended")
-        raise
+async def _endure(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Keep running what never ends by itself: an error of ours must neither pass in silence nor end the router."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("a part of the router ended; it starts again")
+        await asyncio.sleep(RESTART_SECONDS)

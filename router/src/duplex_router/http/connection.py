@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from enum import Enum, auto
 from http import HTTPStatus
@@ -22,6 +23,8 @@ from duplex_router.wire.heads import (
 )
 
 from .settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 MAX_PIPELINED_BYTES = 64 * 1024
 WRITE_HIGH_WATER = 256 * 1024
@@ -121,6 +124,10 @@ class ClientConnection(asyncio.Protocol):
             self._take(data)
         except RequestError as error:
             self._refuse(error)
+        except Exception:
+            log.exception("a request could not be served")
+            message = "The router failed to serve this request."
+            self._refuse(RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, message, close=True))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it was lost makes no difference
         """See asyncio."""

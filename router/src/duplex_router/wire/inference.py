@@ -5,7 +5,6 @@ The client's `kv_transfer_params` never pass: they would let it name others' mem
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
@@ -54,8 +53,9 @@ _ONE = b"1"
 class Inference:
     """One inference request.
 
-    `fields`: what both legs share, as it came. `whole`: why the turn cannot be split into two legs, empty where it
-    can: several sequences would read one hand-off, and prompt log-probabilities need the whole prompt computed.
+    `fields`: what both legs share, as it came, and `common` the same as it stands between braces; `own`: the client's
+    values of what each leg has for itself. `whole`: why the turn cannot be split into two legs, empty where it can:
+    several sequences would read one hand-off, and prompt log-probabilities need the whole prompt computed.
     """
 
     endpoint: Endpoint
@@ -66,28 +66,20 @@ class Inference:
     stream: bool
     session: bytes
     whole: str
-
-    @functools.cached_property
-    def common(self) -> bytes:
-        """The shared fields as they stand between braces."""
-        return join_fields(self.fields)
+    common: bytes
 
     def prefill_body(self, params: bytes) -> list[bytes]:
         """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params."""
         tail = b',%b,"%b":%b}' % (PREFILL_FIELDS, Params.FIELD.encode(), params)
-        return [b"{", self._common_or_model(), tail]
+        return [b"{", self.common, tail]
 
     def decode_body(self, params: bytes | None) -> list[bytes]:
         """Return the decode leg's body: the client's own values, with `params` as its kv_transfer_params."""
-        pieces = [b"{", self._common_or_model()]
+        pieces = [b"{", self.common]
         if self.own:
             pieces += [b",", join_fields(self.own)]
         pieces.append(b',"%b":%b}' % (Params.FIELD.encode(), params) if params is not None else b"}")
         return pieces
-
-    def _common_or_model(self) -> bytes:
-        # vLLM takes a null model for its default one: keeps the commas right where the client shares no field.
-        return self.common or b'"model":null'
 
 
 def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
@@ -111,6 +103,8 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
         stream=_stream(own),
         session=_session(fields),
         whole=_why_whole(endpoint, fields, own),
+        # vLLM takes a null model for its default one: keeps the commas right where the client shares no field.
+        common=join_fields(fields) or b'"model":null',
     )
 
 
