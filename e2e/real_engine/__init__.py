@@ -1,1 +1,0 @@
-"""Checks of the KV protocol on real vLLM servers: stock and guarded pairs beside a plain server."""
