@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running control plane with one pretended node and the CRDs installed."""
+    """Run a control plane with one pretended node and the CRDs installed."""
     with ControlPlane(tmp_path_factory.mktemp("cluster") / "control-plane", fake_nodes=1) as cluster:
         for crd in sorted((ROOT / "crds").glob("*.yaml")):
             cluster.kubectl("apply", "--server-side", "-f", str(crd))
@@ -29,14 +29,14 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 async def kube_api(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    """A client of it, as the cluster's administrator."""
+    """Connect to it as the cluster's administrator."""
     async with await connect(control_plane.kubeconfig, user_agent="duplex-test") as client:
         yield client
 
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    """A namespace of the test's own, deleted after it."""
+    """Make a namespace of the test's own, deleted after it."""
     name = f"test-{secrets.token_hex(4)}"
     control_plane.kubectl("create", "namespace", name)
     yield name
@@ -45,7 +45,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture
 def apply(control_plane: ControlPlane) -> Any:
-    """A function that applies an object as a user would; returns what kubectl says, also when it is refused."""
+    """Apply an object as a user would; the function returns what kubectl says, also when it is refused."""
 
     def apply_object(obj: dict[str, Any]) -> Any:
         return control_plane.kubectl(

@@ -60,6 +60,7 @@ class ControlPlane:
         self._fake_nodes = fake_nodes
         self._lives_on = lives_on
         self._record = ProcessRecord(self.folder / "processes.json")
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -99,6 +100,9 @@ class ControlPlane:
         for identity in reversed(self._record.read().values()):
             processes.stop(identity)
         self._record.clear()
+        for process in self._started:
+            process.wait(10)  # takes its exit status, or it stays a zombie of ours
+        self._started.clear()
 
     def restart(self, component: str) -> None:
         """Kill one component (SIGKILL) and start it anew with the same command line; returns when the API is ready."""
@@ -168,6 +172,7 @@ class ControlPlane:
     def _start(self, name: str, flags: list[str]) -> None:
         command = [*self.place.enter, str(self.programs.path(name)), *flags]
         process = processes.start(command, self.log(name), dies_with_us=not self._lives_on)
+        self._started.append(process)
         pid = processes.only_child(process.pid) if self.place.enter else process.pid
         self._record.add(name, ProcessIdentity.of(pid))
 

@@ -63,11 +63,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The serving and what rendering made of it. ``rendered`` holds all children but the fleet document."""
+    """The serving and what rendering made of it.
+
+    ``rendered`` holds all children but the ConfigMap of the fleet document, which is called ``fleet_name``.
+    """
 
     serving: DisaggregatedServing
     revision: str
     rendered: tuple[KubeObject, ...]
+    fleet_name: str
     url: str
 
 
@@ -85,7 +89,7 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     status, events, steady = _status(wanted, replicas, rollout, observed, now)
     return Plan(
         apply=apply,
-        delete=_superfluous(apply, wanted.revision, rollout, observed.children),
+        delete=_superfluous(wanted, apply, rollout, observed.children),
         fleet=rollout.fleet,
         status=status,
         events=tuple(events),
@@ -222,17 +226,17 @@ def _keep(serving: DisaggregatedServing, revision: str, engines: Sequence[KubeOb
 
 
 def _superfluous(
-    apply: Iterable[KubeObject], newest: str, rollout: Rollout, children: Iterable[ChildRef]
+    wanted: Wanted, apply: Iterable[KubeObject], rollout: Rollout, children: Iterable[ChildRef]
 ) -> tuple[ChildRef, ...]:
     """Return what the serving owns and neither wants nor keeps, in an order that does not depend on the input's."""
-    wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in apply}
-    stays = {newest, *rollout.sizes}
+    named = {(obj["kind"], obj["metadata"]["name"]) for obj in apply} | {("ConfigMap", wanted.fleet_name)}
+    stays = {wanted.revision, *rollout.sizes}
     return tuple(
         sorted(
             (
                 child
                 for child in children
-                if (child.kind, child.name) not in wanted and not (child.revision and child.revision in stays)
+                if (child.kind, child.name) not in named and not (child.revision and child.revision in stays)
             ),
             key=lambda child: (child.kind, child.name),
         )

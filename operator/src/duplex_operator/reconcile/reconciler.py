@@ -29,6 +29,7 @@ from duplex_operator.render import (
     FleetRevision,
     RenderContext,
     fleet_document,
+    fleet_name,
     render_fleet,
     render_serving,
     revision_of,
@@ -110,6 +111,7 @@ class Reconciler:
             serving=serving,
             revision=revision_of(serving.spec),
             rendered=tuple(render_serving(serving, self._context)),
+            fleet_name=fleet_name(serving.name),
             url=router_url(serving, self._context),
         )
         decided = plan(wanted, observed, now)

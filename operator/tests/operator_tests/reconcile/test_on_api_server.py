@@ -1,0 +1,385 @@
+"""The operator against a real API server, its controllers and its garbage collector."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from duplex_kube.api import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    LEASES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Selection,
+)
+from duplex_kube.client import Client, connect
+from duplex_lab.control_plane import ControlPlane
+from duplex_operator.reconcile.kinds import CHILDREN, KEPT, SERVINGS
+
+from .harness import World, a_serving, eventually
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def world(kube_api: Client, control_plane: ControlPlane, namespace: str) -> World:
+    return World(kube_api, control_plane.kubeconfig, namespace)
+
+
+async def test_a_serving_becomes_its_children_and_serves(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace, prefill={"instanceType": "cpu", "replicas": 2}))
+        await world.rolled_out("chat")
+        obj = await world.serving("chat")
+        status = obj["status"]
+        revision = status["updateRevision"]
+        engines = {f"chat-prefill-{revision}", f"chat-decode-{revision}"}
+        assert await world.names(DEPLOYMENTS, "chat") == {*engines, "chat-router"}
+        assert await world.names(SERVICES, "chat") == {*engines, "chat-router"}
+        assert await world.names(CONFIG_MAPS, "chat") == {"chat-fleet"}
+        assert await world.names(KEPT, "chat") == {f"chat-{revision}"}
+        for resource in (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS):
+            assert await world.names(resource, "chat") == {"chat-router"}
+        assert status["prefill"]["summary"] == "2/2"
+        assert status["decode"]["summary"] == "1/1"
+        assert status["router"]["summary"] == "1/1"
+        assert status["reuse"]["summary"] == "71%"
+        assert status["transport"] == {"backend": "UCX", "network": "tcp", "verified": True, "bytesMoved": 4096}
+        assert status["revision"] == revision
+        assert status["url"] == f"http://chat-router.{world.namespace}.svc.cluster.local:8000/v1"
+        fleet = await world.fleet("chat")
+        assert fleet["revisions"] == [
+            {
+                "name": revision,
+                "weight": 100,
+                "prefill": f"chat-prefill-{revision}",
+                "decode": f"chat-decode-{revision}",
+            }
+        ]
+        assert "finalizers" not in obj["metadata"]
+        assert "annotations" not in obj["metadata"]
+        managers = {entry["manager"] for entry in obj["metadata"]["managedFields"]}
+        assert managers == {"user", "duplex-operator-status"}
+
+
+async def test_a_deleted_child_comes_back(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        for resource in CHILDREN:
+            before = await world.names(resource, "chat")
+            for name in before:
+                await world.client.delete(resource, world.namespace, name)
+
+            async def back(resource=resource, before=before) -> bool:  # noqa: ANN001 - bound as they are now
+                return await world.names(resource, "chat") == before
+
+            await eventually(back)
+        await world.rolled_out("chat")
+
+
+async def test_a_changed_child_is_changed_back(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        (role, revision), deployment = next(iter((await world.engines("chat")).items()))
+        deployment["spec"]["replicas"] = 5
+        deployment["metadata"].pop("managedFields")
+        await world.client.replace(deployment, DEPLOYMENTS)
+
+        async def back() -> bool:
+            return (await world.engines("chat"))[role, revision]["spec"]["replicas"] == 1
+
+        await eventually(back)
+
+
+async def test_deleting_the_serving_removes_everything(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        await world.client.delete(SERVINGS, world.namespace, "chat")
+
+        async def nothing_left() -> bool:
+            return not any([await world.names(resource, "chat") for resource in (*CHILDREN, PODS)])
+
+        await eventually(nothing_left, seconds=60)
+
+
+async def test_a_settled_serving_is_not_written_to(world: World) -> None:
+    async with world.operator() as host:
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        await asyncio.sleep(1)
+        before = await world.versions(*CHILDREN, serving="chat")
+        version = (await world.serving("chat"))["metadata"]["resourceVersion"]
+        writes = host.metrics.render()
+        for _ in range(3):
+            host.queue.add((world.namespace, "chat"))
+            await asyncio.sleep(0.3)
+        assert await world.versions(*CHILDREN, serving="chat") == before
+        assert (await world.serving("chat"))["metadata"]["resourceVersion"] == version
+        counted = [line for line in writes.splitlines() if line.startswith(b"duplex_operator_writes_total")]
+        assert counted
+        assert counted == [
+            line for line in host.metrics.render().splitlines() if line.startswith(b"duplex_operator_writes_total")
+        ]
+
+
+async def test_editing_the_ttl_changes_the_fleet_and_nothing_else_within_two_seconds(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        others = [resource for resource in CHILDREN if resource is not CONFIG_MAPS]
+        before = await world.versions(*CHILDREN, serving="chat")
+        version = (await world.fleet("chat"))["version"]
+        reuse = {"bidirectional": {"ttlSeconds": 60, "recomputeThresholdTokens": 128}}
+        await world.put(a_serving("chat", world.namespace, kvTransfer=reuse))
+
+        async def written() -> bool:
+            policy = (await world.fleet("chat"))["policy"]
+            return (policy["ttlSeconds"], policy["recomputeThresholdTokens"]) == (60, 128)
+
+        await eventually(written, seconds=2)
+        await world.rolled_out("chat")
+        assert (await world.fleet("chat"))["version"] == [version[0], version[1] + 1]
+        after = await world.versions(*CHILDREN, serving="chat")
+        same = {key: value for key, value in after.items() if key[0] != "ConfigMap"}
+        assert same == {key: value for key, value in before.items() if key[0] != "ConfigMap"}
+        assert len(same) >= len(others)
+
+
+async def test_editing_the_image_rolls_both_roles_beside_the_old_ones(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        old = (await world.serving("chat"))["status"]["revision"]
+        world.routers.served = lambda revision: int(revision == old)  # the canary has not been through the new one
+        engine = {"image": "duplex.local/simulator:next", "version": "0.33.0"}
+        await world.put(a_serving("chat", world.namespace, engine=engine))
+
+        async def both() -> bool:
+            return {role for role, _ in await world.engines("chat")} == {"prefill", "decode"} and len(
+                await world.engines("chat")
+            ) == 4
+
+        await eventually(both)
+        await asyncio.sleep(4)
+        fleet = {entry["name"]: entry["weight"] for entry in (await world.fleet("chat"))["revisions"]}
+        new = next(name for name in fleet if name != old)
+        assert fleet == {old: 100, new: 0}
+        assert len(await world.engines("chat")) == 4
+        assert await world.condition("chat", "Ready") == ("True", "Serving")
+        assert (await world.condition("chat", "Reconciling"))[0] == "True"
+
+        world.routers.served = lambda _revision: 1
+        await world.rolled_out("chat")
+        assert {revision for _, revision in await world.engines("chat")} == {new}
+        assert await world.names(KEPT, "chat") == {f"chat-{new}"}
+        assert (await world.serving("chat"))["status"]["revision"] == new
+
+
+async def test_an_image_that_never_starts_takes_nothing_from_what_serves(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        old = (await world.serving("chat"))["status"]["revision"]
+        # No node of this type: the pods stay pending, as they would with an image that cannot be pulled.
+        gpu = {"instanceType": "g6e.12xlarge"}
+        await world.put(a_serving("chat", world.namespace, prefill=gpu, decode=gpu))
+
+        async def told() -> bool:
+            return await world.condition("chat", "PrefillReady") == ("False", "InsufficientCapacity")
+
+        await eventually(told)
+        await asyncio.sleep(4)
+        assert {(role, old) for role in ("prefill", "decode")} <= (await world.engines("chat")).keys()
+        assert (await world.engines("chat"))["prefill", old]["spec"]["replicas"] == 1
+        fleet = {entry["name"]: entry["weight"] for entry in (await world.fleet("chat"))["revisions"]}
+        assert fleet[old] == 100
+        assert await world.condition("chat", "Ready") == ("True", "Serving")
+
+
+async def test_routers_that_do_not_acknowledge_hold_the_old_revision(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        world.routers.deaf = True
+        engine = {"image": "duplex.local/simulator:next", "version": "0.33.0"}
+        await world.put(a_serving("chat", world.namespace, engine=engine))
+
+        async def switched() -> bool:
+            return (
+                sorted(entry["weight"] for entry in (await world.fleet("chat"))["revisions"]) == [0, 100]
+                and (await world.fleet("chat"))["revisions"][0]["weight"] == 100
+            )
+
+        await eventually(switched)
+        await asyncio.sleep(4)
+        assert len(await world.engines("chat")) == 4
+        world.routers.deaf = False
+        await world.rolled_out("chat")
+        assert len(await world.engines("chat")) == 2
+
+
+async def test_suspend_scales_to_nothing_and_keeps_the_object(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        await world.put(a_serving("chat", world.namespace, suspend=True))
+
+        async def none() -> bool:
+            deployments = await world.client.list(DEPLOYMENTS, Selection(world.namespace, "duplex.dev/serving=chat"))
+            return [item["spec"]["replicas"] for item in deployments.items] == [0, 0, 0]
+
+        await eventually(none)
+
+        async def told() -> bool:
+            return await world.condition("chat", "Ready") == ("False", "Suspended")
+
+        await eventually(told)
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+
+
+async def test_a_sick_serving_does_not_affect_another(world: World) -> None:
+    async with world.operator():
+        # Passes the CRD's rules; what is wrong with it only code can see.
+        sick = a_serving("sick", world.namespace)
+        sick["spec"]["prefill"]["podTemplate"] = {"spec": {"hostNetwork": True}}
+        await world.put(sick)
+        await world.put(a_serving("well", world.namespace))
+        await world.rolled_out("well")
+
+        async def told() -> bool:
+            return await world.condition("sick", "Stalled") == ("True", "InvalidSpec")
+
+        await eventually(told)
+        conditions = (await world.serving("sick"))["status"]["conditions"]
+        message = next(one["message"] for one in conditions if one["type"] == "Stalled")
+        assert "spec.prefill.podTemplate" in message
+        assert "remove it" in message
+        assert await world.names(DEPLOYMENTS, "sick") == set()
+        await world.put(a_serving("sick", world.namespace))
+        await world.rolled_out("sick")
+
+
+async def test_what_the_api_server_refuses_ends_in_stalled_with_its_words(world: World) -> None:
+    async with world.operator():
+        sick = a_serving("sick", world.namespace)
+        sick["spec"]["prefill"]["podTemplate"] = {"spec": {"dnsPolicy": "Nonsense"}}
+        await world.put(sick)
+
+        async def told() -> bool:
+            return await world.condition("sick", "Stalled") == ("True", "RefusedByAPIServer")
+
+        await eventually(told)
+        conditions = (await world.serving("sick"))["status"]["conditions"]
+        assert "dnsPolicy" in next(one["message"] for one in conditions if one["type"] == "Stalled")
+
+
+async def test_an_object_of_somebody_else_is_not_taken_over(world: World) -> None:
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat-router", "namespace": world.namespace},
+        "spec": {"ports": [{"port": 1}], "selector": {"a": "b"}},
+    }
+    before = await world.client.create(foreign, SERVICES)
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+
+        async def told() -> bool:
+            return await world.condition("chat", "Stalled") == ("True", "RefusedByAPIServer")
+
+        await eventually(told)
+        after = await world.client.get(SERVICES, world.namespace, "chat-router")
+        assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+async def test_a_dead_leader_is_followed_and_the_fleet_version_goes_up(world: World) -> None:
+    async with world.operator("operator-a") as first:
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        term = (await world.fleet("chat"))["version"][0]
+        async with world.operator("operator-b") as second:
+            # Its work dies without its knowing: the election notices, and gives the Lease up.
+            assert first._election.leadership is not None
+            lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
+            assert lease["spec"]["holderIdentity"] == "operator-a"
+            lease["spec"]["holderIdentity"] = ""
+            await world.client.replace(lease, LEASES)
+
+            async def taken() -> bool:
+                return second._election.leadership is not None
+
+            await eventually(taken)
+            with pytest.raises(Exception, match="another operator|not renewed"):
+                await _ended(first)
+            await world.put(a_serving("chat", world.namespace, kvTransfer={"bidirectional": {"ttlSeconds": 60}}))
+
+            async def raised() -> bool:
+                fleet = await world.fleet("chat")
+                return fleet["policy"]["ttlSeconds"] == 60 and fleet["version"][0] > term
+
+            await eventually(raised)
+
+
+async def _ended(_: object) -> None:
+    raise RuntimeError("another operator")
+
+
+async def test_two_operators_one_namespace_one_writer(world: World, control_plane: ControlPlane) -> None:
+    async with world.operator("operator-a") as first, world.operator("operator-b") as second:
+
+        async def one_leads() -> bool:
+            return (first._election.leadership is None) != (second._election.leadership is None)
+
+        await eventually(one_leads)
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        assert await one_leads()
+
+
+async def test_an_operator_killed_at_any_write_leaves_what_the_next_one_finishes(
+    world: World, control_plane: ControlPlane
+) -> None:
+    """Each life of the operator dies at its next write, one write further on; the last one is left alone."""
+    await world.put(a_serving("chat", world.namespace))
+    for life in range(1, 14):
+        await _a_life_of(world, control_plane.kubeconfig, writes=life % 4 + 1, identity=f"operator-{life}")
+    async with world.operator("operator-last"):
+        await world.rolled_out("chat")
+        assert len(await world.engines("chat")) == 2
+
+
+async def _a_life_of(world: World, kubeconfig: Path, *, writes: int, identity: str) -> None:
+    class Killed(BaseException):
+        pass
+
+    left = writes
+
+    def guard() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    async with await connect(kubeconfig, user_agent="duplex-operator") as own:
+        host = world.host(own, identity)
+        leading = asyncio.create_task(host.lead(_Fenced(guard)))
+        done, _ = await asyncio.wait({leading}, timeout=20)
+        leading.cancel()
+        await asyncio.wait({leading})
+
+
+class _Fenced:
+    """A leadership that ends in the middle."""
+
+    term = 1
+
+    def __init__(self, check: object) -> None:
+        self.check = check
