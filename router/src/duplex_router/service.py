@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .admin.app import AdminApp
 from .admin.canary import Canary
+from .admin.probe import TemplateProbe
 from .admin.scrape import Scraper
 from .admin.state import AdminState
 from .fleet.fleet import Fleet
@@ -47,7 +48,7 @@ class ServiceSettings:
     port: int = 8000
     admin_port: int = 9100
     pod_name: str = ""
-    drain_seconds: float = 25.0
+    drain_seconds: float = 100.0
     legs: LegSettings = field(default_factory=LegSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 
@@ -96,6 +97,7 @@ class Service:
             self._tick_pool,
             self._tick,
             Scraper(self.state).run,
+            TemplateProbe(self.state).run,
             Canary(self.state, time.time).run,
         ]
         self._tasks = [asyncio.create_task(_endure(each)) for each in beside]

@@ -18,6 +18,7 @@ import msgspec
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.turn.core import JSON_TYPE
+from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
 from duplex_router.wire.heads import Headers
 from duplex_router.wire.inference import Endpoint, parse_inference
@@ -102,16 +103,10 @@ class Canary:
         fields = {"model": document.model.name, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         listener = _Listener()
         request_id = f"canary-{secrets.token_hex(8)}".encode()
-        turn = Turn(
-            self._state.core,
-            parse_inference(Endpoint.CHAT, msgspec.json.encode(fields)),
-            listener,
-            document=document,
-            tenant=_TENANT,
-            headers=[JSON_TYPE, (Header.REQUEST_ID.encode(), request_id)],
-            request_id=request_id,
-            revision=revision,
-        )
+        request = parse_inference(Endpoint.CHAT, msgspec.json.encode(fields))
+        own_headers = [JSON_TYPE, (Header.REQUEST_ID.encode(), request_id)]
+        subject = Subject(request, document, _TENANT, own_headers, request_id, revision)
+        turn = Turn(self._state.core, subject, listener)
         turn.start()
         try:
             async with asyncio.timeout(TURN_SECONDS):

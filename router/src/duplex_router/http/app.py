@@ -13,6 +13,7 @@ import msgspec
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import FleetDocument, Tenancy
 from duplex_router.turn.core import JSON_TYPE, Core
+from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.heads import Headers, RequestHead
@@ -90,15 +91,8 @@ class App:
         if not request.session:
             request.session = head.headers.get(Header.SESSION_ID.encode(), b"")
         request_id = self._request_id(head)
-        turn = Turn(
-            self.core,
-            request,
-            client,
-            document=document,
-            tenant=tenant_of(head, document),
-            headers=self._forwarded(head, request_id),
-            request_id=request_id,
-        )
+        subject = Subject(request, document, tenant_of(head, document), self._forwarded(head, request_id), request_id)
+        turn = Turn(self.core, subject, client)
         turn.start()
         return turn
 

@@ -8,29 +8,20 @@ from __future__ import annotations
 from enum import Enum, auto
 from http import HTTPStatus
 
-from duplex_connector.contract import ConnectorKind
-from duplex_router.fleet.document import FleetDocument
 from duplex_router.fleet.engines import Engine
-from duplex_router.ledger.history import History, read_history, reply_digest
-from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
+from duplex_router.ledger.ledger import Entry
 from duplex_router.wire.body import chunk
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.heads import Headers, ResponseHead
-from duplex_router.wire.inference import Inference
-from duplex_router.wire.params import (
-    MISS,
-    Handle,
-    PrefillAnswer,
-    decode_alone,
-    hand_off_to_decode,
-    read_prefill_answer,
-)
+from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
 from .core import JSON_TYPE, Client, Core, error_body
 from .decode import DecodeLeg
 from .legs import Answer, Exchange, Failure, WholeAnswer
 from .offer import Offer, Rejection
 from .outcome import Outcome, outcome_of
+from .retention import FinishedTurn, keep_handle
+from .subject import Subject
 
 MAX_PREFILL_LEGS = 3
 """The first, one more after a failure of its own, and one more where the decode leg failed."""
@@ -56,27 +47,13 @@ class Turn:
     """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
 
     __slots__ = (
-        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_document", "_engine", "_exchange",
-        "_failed_engines", "_hand_off", "_headers", "_history", "_leg_began", "_offer", "_offered", "_outcome",
-        "_phase", "_prefill_engine", "_prefill_legs", "_pulling", "_request", "_revision", "_tenant", "_waiting",
-        "_watched", "request_id",
+        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_engine", "_exchange", "_failed_engines",
+        "_hand_off", "_leg_began", "_offer", "_offered", "_outcome", "_phase", "_prefill_engine", "_prefill_legs",
+        "_pulling", "_revision", "_subject", "_waiting", "_watched",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        core: Core,
-        request: Inference,
-        client: Client,
-        *,
-        document: FleetDocument,
-        tenant: bytes,
-        headers: Headers,
-        request_id: bytes,
-        revision: str = "",
-    ) -> None:
-        self._core, self._request, self._client, self._document = core, request, client, document
-        self._tenant, self._headers, self.request_id = tenant, headers, request_id
-        self._history = read_history(request, tenant)
+    def __init__(self, core: Core, subject: Subject, client: Client) -> None:
+        self._core, self._subject, self._client = core, subject, client
         self._began = self._leg_began = core.clock()
         self._phase = Phase.NEW
         self._offer = Offer()
@@ -89,7 +66,7 @@ class Turn:
         self._engine: Engine | None = None
         self._prefill_engine: Engine | None = None
         self._pulling: Entry | None = None
-        self._revision = revision  # the one asked for; the one chosen once the turn has started
+        self._revision = ""
         self._waiting = 0
         self._prefill_legs = self._decode_legs = 0
         self._failed_engines: set[str] = set()
@@ -103,31 +80,28 @@ class Turn:
         core = self._core
         core.counters.turns += 1
         core.counters.in_flight += 1
-        self._offer = core.offers.find(self._request, self._history, self._tenant, self._document)
+        subject = self._subject
+        self._offer = core.offers.find(subject.request, subject.history, subject.tenant, subject.document)
         self._offered = self._offer.params is not None
         self._outcome = outcome_of(self._offer, None, offered=self._offered)
         source = self._offer.source
         if source is not None:
             source.turns += 1
-        revision = core.fleet.pick_revision(source.revision if source is not None else self._revision)
+        revision = core.fleet.pick_revision(source.revision if source is not None else subject.revision)
         if revision is None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
             return
         self._revision = revision
-        if self._request.whole:
+        if self._subject.request.whole:
             self._start_decode()
         else:
             self._start_prefill()
-
-    @property
-    def _guarded(self) -> bool:
-        return self._document.model.connector is ConnectorKind.GUARDED
 
     def _affinity(self) -> tuple[str, str]:
         source = self._offer.source
         if source is not None:
             return source.prefill, source.engine
-        return self._core.sessions.get(self._request.session) if self._request.session else ("", "")
+        return self._core.sessions.get(self._subject.request.session) if self._subject.request.session else ("", "")
 
     # -- prefill leg
 
@@ -141,11 +115,11 @@ class Turn:
         self._prefill_engine = self._engine = engine
         params = self._params_to_offer() or MISS
         receiver = WholeAnswer(self._prefill_ended)
-        self._send(engine, self._request.prefill_body(params), receiver, self._core.settings.prefill_seconds)
+        self._send(engine, self._subject.request.prefill_body(params), receiver, self._core.settings.prefill_seconds)
 
     def _params_to_offer(self) -> bytes | None:
         source = self._offer.source
-        if self._offer.params is None or source is None or not self._guarded:
+        if self._offer.params is None or source is None or not self._subject.guarded:
             return self._offer.params
         if self._core.ledger.start_pull(source):
             self._pulling = source
@@ -163,13 +137,13 @@ class Turn:
         self._leg_began = self._core.clock()
         engine.legs += 1
         if self._phase is Phase.PREFILL:
-            self._waiting = self._request.size // BYTES_PER_TOKEN + 1
+            self._waiting = self._subject.request.size // BYTES_PER_TOKEN + 1
             engine.waiting_tokens += self._waiting
-        path = self._request.endpoint.encode()
+        path = self._subject.request.endpoint.encode()
         # What reads a hand-off, or a stock engine's handle, must not be sent twice: the second would read freed memory.
-        repeatable = self._phase is Phase.PREFILL and (self._guarded or not self._offered)
+        repeatable = self._phase is Phase.PREFILL and (self._subject.guarded or not self._offered)
         self._exchange = self._core.transport.request(
-            engine, path, self._headers, body, receiver, seconds=seconds, repeatable=repeatable
+            engine, path, self._subject.headers, body, receiver, seconds=seconds, repeatable=repeatable
         )
         receiver.exchange = self._exchange
 
@@ -244,7 +218,7 @@ class Turn:
 
     def _may_offer_again(self) -> bool:
         """Tell whether another engine may use the handle: on stock engines it is spent once it was given away."""
-        if not self._guarded:
+        if not self._subject.guarded:
             return False
         others = self._core.fleet.ready(self._revision, self._prefill_engine.role) if self._prefill_engine else []
         return any(engine.key not in self._failed_engines for engine in others)
@@ -252,15 +226,10 @@ class Turn:
     def _give_up_offer(self) -> None:
         """See that a stock engine's handle leaves no hold behind once it was given away for nothing."""
         source = self._offer.source
-        if self._offered and source is not None and not self._guarded:
+        if self._offered and source is not None and not self._subject.guarded:
             self._core.keeper.release_spent(source)
 
     # -- decode leg
-
-    def _ttl(self) -> float:
-        policy = self._document.policy
-        kept = policy.bidirectional and not self._request.whole and self._history is not None
-        return policy.ttl_seconds if kept and (policy.streams or not self._request.stream) else 0
 
     def _start_decode(self) -> None:
         engine = self._core.fleet.pick_decode(self._revision, self._affinity()[1], self._failed_engines)
@@ -271,15 +240,15 @@ class Turn:
         self._phase = Phase.DECODE
         self._decode_legs += 1
         self._engine = engine
-        if self._request.whole:
+        if self._subject.request.whole:
             params = None
         elif self._hand_off is None:
-            params = decode_alone(self._ttl())
+            params = decode_alone(self._subject.ttl)
         else:
-            params = hand_off_to_decode(self._hand_off, self._ttl())
+            params = hand_off_to_decode(self._hand_off, self._subject.ttl)
         settings = self._core.settings
         self._decoder = DecodeLeg(self, settings.silence_seconds)
-        self._send(engine, self._request.decode_body(params), self._decoder, settings.decode_seconds)
+        self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)
 
     def _drop_hand_off(self, engine: Engine | None) -> None:
         """Have the prefill engine free what no decode leg will read."""
@@ -300,9 +269,9 @@ class Turn:
         self._drop_hand_off(None)
         if self._decode_legs < MAX_DECODE_LEGS and self._watched:
             core.counters.retries["decode"] += 1
-            if self._offered and not self._guarded:
+            if self._offered and not self._subject.guarded:
                 self._withdraw_offer(Rejection.SPENT)
-            if self._request.whole:
+            if self._subject.request.whole:
                 self._start_decode()
             else:
                 self._start_prefill()
@@ -337,7 +306,7 @@ class Turn:
         engine = self._leg_ended()
         if engine is not None:
             engine.failed(self._core.clock())
-            self._keep_handle(engine)
+        self._keep_handle(engine)
         if self._watched:
             message = f"The decode engine failed ({failure.value}) while it answered."
             self._client.write(chunk(b"data: %b\n\n" % error_body(HTTPStatus.BAD_GATEWAY, message)))
@@ -350,7 +319,7 @@ class Turn:
         engine = self._leg_ended()
         if engine is not None:
             engine.answered()
-            self._keep_handle(engine)
+        self._keep_handle(engine)
         if self._watched:
             if answer is None:
                 self._client.end()
@@ -360,55 +329,13 @@ class Turn:
         self._count_served()
         self._finish(HTTPStatus.OK)
 
-    # -- the new handle
-
-    def _keep_handle(self, engine: Engine) -> None:
-        observer = self._decoder.observer if self._decoder is not None else None
-        if observer is None or observer.handle is None:
+    def _keep_handle(self, engine: Engine | None) -> None:
+        if engine is None or self._decoder is None:
             return
-        core, source, history = self._core, self._offer.source, self._history
-        try:
-            handle = Handle(observer.handle)
-        except WireError:
-            core.counters.leg_failures["decode", "malformed-handle"] += 1
-            return
-        ttl = self._ttl()
-        if ttl == 0 or history is None or not history.marks or observer.failed:
-            core.keeper.release_unowned(handle, engine.key, self._revision)
-            return
-        entry = self._new_entry(handle, history, engine, ttl)
-        core.ledger.add(entry)
-        if source is not None and history.begins_with(source.whole, source.length):
-            core.ledger.retire(source)
-        if engine.kv_tokens is not None:
-            budget = engine.kv_tokens * self._document.policy.retention_percent // 100
-            core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)
-        core.keeper.flush()
-        if self._request.session:
-            core.sessions.set(self._request.session, entry.prefill, entry.engine)
-
-    def _new_entry(self, handle: Handle, history: History, engine: Engine, ttl: float) -> Entry:
-        now, source = self._core.clock(), self._offer.source
-        known = source.tokens_known if source is not None else ()
+        prefill = self._prefill_engine.key if self._prefill_engine is not None else ""
         prompt_tokens = self._answer.prompt_tokens if self._answer is not None else 0
-        return Entry(
-            handle=handle,
-            engine=engine.key,
-            prefill=self._prefill_engine.key if self._prefill_engine is not None else "",
-            revision=self._revision,
-            tenant=self._tenant,
-            marks=history.marks,
-            whole=history.whole,
-            length=history.length,
-            reply=reply_digest(self._decoder.observer.reply) if self._decoder is not None else b"",
-            created=now,
-            deadline=now + ttl,
-            margin=max(EXPIRY_MARGIN_SECONDS, self._document.policy.margin_seconds),
-            tokens_known=(
-                *(each for each in known if each[0] <= self._offer.depth),
-                *history.boundary(prompt_tokens),
-            ),
-        )
+        finished = FinishedTurn(self._revision, engine, prefill, prompt_tokens, self._decoder.observer)
+        keep_handle(self._core, self._subject, self._offer, finished)
 
     # -- the client's side
 
@@ -455,7 +382,7 @@ class Turn:
         self._leg_ended()
 
     def _own_headers(self) -> Headers:
-        return self._outcome.headers(self.request_id)
+        return self._outcome.headers(self._subject.request_id)
 
     def _passed_headers(self, head: ResponseHead) -> Headers:
         return [*[pair for pair in head.headers if pair[0] in _PASSED_ON], *self._own_headers()]
@@ -494,23 +421,15 @@ class Turn:
         if self._offer.source is not None:
             self._offer.source.turns -= 1
         self._outcome.count(core.counters, eligible=self._offer.source is not None)
-        core.explanations.add(self.request_id.decode("latin-1"), self._explain(status))
-
-    def _explain(self, status: int) -> dict[str, object]:
-        return {
+        record = {
             "status": status,
-            "seconds": round(self._core.clock() - self._began, 6),
+            "seconds": round(core.clock() - self._began, 6),
             "revision": self._revision,
             "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
-            "reuse": self._outcome.kind,
-            "reason": self._outcome.reason,
-            "matchedDepth": self._offer.depth,
-            "historyDepth": len(self._history.marks) if self._history is not None else 0,
-            "provedTokens": self._outcome.proved,
-            "pulledTokens": self._outcome.pulled,
-            "localTokens": self._outcome.local,
-            "computedTokens": self._outcome.computed,
-            "promptTokens": self._answer.prompt_tokens if self._answer is not None else None,
             "prefillLegs": self._prefill_legs,
             "decodeLegs": self._decode_legs,
+            "matchedDepth": self._offer.depth,
+            "historyDepth": len(self._subject.history.marks) if self._subject.history is not None else 0,
+            **self._outcome.explain(),
         }
+        core.explanations.add(self._subject.request_id.decode("latin-1"), record)

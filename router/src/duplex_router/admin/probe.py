@@ -1,0 +1,142 @@
+"""The template probe finds out whether a prompt is, token for token, the beginning of the later turns' prompts.
+
+Only stock engines need to know, since nothing proves their tokens: a handle of theirs is trusted up to the end of a
+former prompt, and only if the same messages come out as the same tokens once more messages follow (VLLM.md i, k:
+templates strip old thinking, and some keep it within a tool loop and strip it afterwards).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from duplex_connector.contract import ConnectorKind, Role
+from duplex_router.fleet.document import FleetDocument
+from duplex_router.fleet.engines import Engine
+from duplex_router.turn.legs import Answer
+
+from .asking import ask
+from .state import AdminState
+
+POLL_SECONDS = 1.0
+MAX_SLACK_TOKENS = 32
+"""A template that renders more than this differently at a prompt's end is not counted as prefix-stable."""
+
+log = logging.getLogger(__name__)
+
+Messages = list[dict[str, Any]]
+
+_SYSTEM = {"role": "system", "content": "Answer briefly."}
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        },
+    }
+]
+_CALL = {
+    "role": "assistant",
+    "content": "<think>\nI shall look it up.\n</think>\n\nOne moment.",
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "duplex"}'}}
+    ],
+}
+_FOUND = {"role": "tool", "tool_call_id": "call_1", "content": "Having two parts."}
+
+
+def _user(number: int) -> dict[str, Any]:
+    return {"role": "user", "content": f"Question {number}: what does it mean?"}
+
+
+def _reply(number: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"<think>\nThought {number}.\n</think>\n\nAnswer {number}."}
+
+
+PLAIN_SHAPES: list[Messages] = [
+    [_SYSTEM, _user(1), {"role": "assistant", "content": "Two parts."}, _user(2)],
+    [_user(1), _reply(1), _user(2), _reply(2), _user(3)],
+]
+TOOL_SHAPES: list[Messages] = [
+    [_user(1), _CALL, _FOUND, _reply(1), _user(2)],
+    [_SYSTEM, _user(1), _reply(1), _user(2), _CALL, _FOUND, _CALL, _FOUND, _reply(2), _user(3)],
+]
+"""Conversations; every part of one that a model would be asked to answer is a prompt of an earlier turn."""
+
+
+def prompts_of(conversation: Messages) -> list[Messages]:
+    """Return the prompts of a conversation's turns: what stands before each reply, and the whole."""
+    cuts = [index for index, message in enumerate(conversation) if message["role"] == "assistant"]
+    return [conversation[:cut] for cut in [*cuts, len(conversation)]]
+
+
+def slack_of(prompts: list[list[int]]) -> int | None:
+    """Return how many tokens at a prompt's end differ in later prompts; None where it is too many."""
+    slack = 0
+    for position, earlier in enumerate(prompts):
+        for later in prompts[position + 1 :]:
+            common = next(
+                (index for index, (one, other) in enumerate(zip(earlier, later, strict=False)) if one != other),
+                min(len(earlier), len(later)),
+            )
+            slack = max(slack, len(earlier) - common)
+    return slack if slack <= MAX_SLACK_TOKENS else None
+
+
+class TemplateProbe:
+    """Probes each revision of stock engines once."""
+
+    def __init__(self, state: AdminState) -> None:
+        self._state = state
+
+    async def once(self, document: FleetDocument, revision: str) -> None:
+        """Probe a revision through one of its prefill engines."""
+        core = self._state.core
+        engine = next(iter(core.fleet.ready(revision, Role.PREFILL)), None)
+        if engine is None:
+            return
+        for tools, shapes in ((False, PLAIN_SHAPES), (True, TOOL_SHAPES)):
+            slack = await self._slack(engine, document.model.name, shapes, tools=tools)
+            core.templates.learn(revision, tools=tools, slack=slack)
+            found = "not prefix-stable: no reuse" if slack is None else f"prefix-stable but for {slack} tokens"
+            log.info("revision %s, chat template %s tools: %s", revision, "with" if tools else "without", found)
+
+    async def _slack(self, engine: Engine, model: str, shapes: list[Messages], *, tools: bool) -> int | None:
+        worst = 0
+        for shape in shapes:
+            prompts = [await self._tokens(engine, model, prompt, tools=tools) for prompt in prompts_of(shape)]
+            known = [prompt for prompt in prompts if prompt is not None]
+            slack = slack_of(known) if len(known) == len(prompts) else None
+            if slack is None:
+                return None
+            worst = max(worst, slack)
+        return worst
+
+    async def _tokens(self, engine: Engine, model: str, messages: Messages, *, tools: bool) -> list[int] | None:
+        fields: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": True}
+        if tools:
+            fields["tools"] = _TOOLS
+        answer = await ask(self._state.core.transport, engine, b"/tokenize", msgspec.json.encode(fields))
+        if not isinstance(answer, Answer) or answer.status != HTTPStatus.OK:
+            return None
+        try:
+            return list(msgspec.json.decode(answer.body, type=dict[str, Any])["tokens"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return None
+
+    async def run(self) -> None:
+        """Probe what is new until cancelled."""
+        while True:
+            core = self._state.core
+            document = core.fleet.document
+            if document is not None and document.model.connector is ConnectorKind.STOCK:
+                for revision in document.revisions:
+                    if not core.templates.probed(revision.name) and core.fleet.complete(revision.name):
+                        await self.once(document, revision.name)
+            await asyncio.sleep(POLL_SECONDS)

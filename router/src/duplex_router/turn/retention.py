@@ -1,0 +1,72 @@
+"""What becomes of the handle that a turn ends with: it enters the ledger and replaces what it continues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duplex_router.fleet.engines import Engine
+from duplex_router.ledger.history import reply_digest
+from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
+from duplex_router.wire.errors import WireError
+from duplex_router.wire.params import Handle
+from duplex_router.wire.reply import Observer
+
+from .core import Core
+from .offer import Offer
+from .subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTurn:
+    """How the legs went: the decode engine that holds now, and the prefill engine's key, empty if there was none."""
+
+    revision: str
+    engine: Engine
+    prefill: str
+    prompt_tokens: int
+    observer: Observer
+
+
+def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTurn) -> None:
+    """Give the turn's new hold an owner: the ledger, or a release at once where nobody could use it."""
+    raw, engine = finished.observer.handle, finished.engine
+    if raw is None:
+        return
+    try:
+        handle = Handle(raw)
+    except WireError:
+        core.counters.leg_failures["decode", "malformed-handle"] += 1
+        return
+    history = subject.history
+    if subject.ttl == 0 or history is None or finished.observer.failed:
+        core.keeper.release_unowned(handle, engine.key, finished.revision)
+        return
+    source, now = offer.source, core.clock()
+    known = source.tokens_known if source is not None else ()
+    entry = Entry(
+        handle=handle,
+        engine=engine.key,
+        prefill=finished.prefill,
+        revision=finished.revision,
+        tenant=subject.tenant,
+        marks=history.marks,
+        whole=history.whole,
+        length=history.length,
+        reply=reply_digest(finished.observer.reply),
+        created=now,
+        deadline=now + subject.ttl,
+        margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
+        tokens_known=(
+            *(each for each in known if each[0] <= offer.depth),
+            *history.boundary(finished.prompt_tokens),
+        ),
+    )
+    core.ledger.add(entry)
+    if source is not None and history.begins_with(source.whole, source.length):
+        core.ledger.retire(source)
+    if engine.kv_tokens is not None:
+        budget = engine.kv_tokens * subject.document.policy.retention_percent // 100
+        core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)
+    core.keeper.flush()
+    if subject.request.session:
+        core.sessions.set(subject.request.session, finished.prefill, engine.key)

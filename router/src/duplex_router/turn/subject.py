@@ -1,0 +1,44 @@
+"""What one turn is about: the request, by whose right and by what policy it runs. Fixed from its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duplex_connector.contract import ConnectorKind
+from duplex_router.fleet.document import FleetDocument
+from duplex_router.ledger.history import History, read_history
+from duplex_router.wire.heads import Headers
+from duplex_router.wire.inference import Inference
+
+
+@dataclass(slots=True)
+class Subject:
+    """Making one reads the history and raises RequestError where no engine should see the request.
+
+    `headers`: what both legs carry. `revision`: the one that the turn must run on; empty: any.
+    """
+
+    request: Inference
+    document: FleetDocument
+    tenant: bytes
+    headers: Headers
+    request_id: bytes
+    revision: str = ""
+    history: History | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the history."""
+        self.history = read_history(self.request, self.tenant)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the engines prove what they pull."""
+        return self.document.model.connector is ConnectorKind.GUARDED
+
+    @property
+    def ttl(self) -> float:
+        """For how many seconds decode shall hold the finished turn; 0: not at all."""
+        policy = self.document.policy
+        followed = self.history is not None and bool(self.history.marks)
+        kept = policy.bidirectional and not self.request.whole and followed
+        return policy.ttl_seconds if kept and (policy.streams or not self.request.stream) else 0
