@@ -115,7 +115,7 @@ class Router(ApiModel):
     affinity: Affinity = Affinity.NONE
     """Header: a load balancer in front keeps the requests of one X-Session-ID on one replica."""
     tenancy: Tenancy = Tenancy.AUTHORIZATION
-    """What separates tenants: the Authorization header, a header that a gateway sets, or nothing."""
+    """What separates tenants: the Authorization header, x-duplex-tenant (a gateway must set it), or nothing."""
     auth: Auth | None = None
     """Keys that clients must show."""
     tls: Tls | None = None

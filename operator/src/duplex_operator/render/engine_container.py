@@ -169,7 +169,7 @@ def _resources(role: ResolvedRole) -> dict[str, Any]:
     if instance.resource:
         share = role.devices / instance.devices
         requests["cpu"] = max(1, math.floor(instance.vcpu * share / 2))
-        requests["memory"] = f"{max(1, math.floor(instance.memory_gib * share / 2))}Gi"
+        requests["memory"] = _gib(max(1, math.floor(instance.memory_gib * share / 2)))
         limits[instance.resource] = role.devices
     if role.efa:
         limits[EFA_RESOURCE] = role.efa
@@ -177,6 +177,11 @@ def _resources(role: ResolvedRole) -> dict[str, Any]:
     requests |= limits | ((given.requests or {}) if given else {})
     limits |= (given.limits or {}) if given else {}
     return {kind: amounts for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def _gib(amount: int) -> str:
+    """Return a quantity as the API server itself writes it, so that what is stored equals what is rendered."""
+    return f"{amount}Gi" if amount % 1024 else f"{amount // 1024}Ti"
 
 
 def _mounts(spec: Spec, resolved: Resolved) -> list[dict[str, Any]]:

@@ -51,8 +51,9 @@ def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: Res
         # Engines know nothing of Kubernetes.
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + role.spec.drain_seconds + EXIT_SECONDS,
-        "tolerations": _tolerations(resolved),
     }
+    if tolerations := _tolerations(resolved):
+        pod["tolerations"] = tolerations
     if resolved.connector is ConnectorKind.GUARDED:
         pod["initContainers"] = [_connector_container(context)]
     if role.instance.devices:
@@ -107,7 +108,11 @@ def _deployment(
     labels = engine_labels(serving.name, role.name, revision)
     pod = engine_pod(spec, context, resolved, role)
     pod["affinity"] = _affinity(serving, resolved)
-    template = {"metadata": {"labels": labels, "annotations": _annotations(resolved)}, "spec": pod}
+    described: dict[str, Any] = {"labels": labels}
+    if resolved.accelerator is not Accelerator.NONE:
+        # Consolidating an accelerator node would throw KV away that conversations still need.
+        described["annotations"] = {"karpenter.sh/do-not-disrupt": "true"}
+    template = {"metadata": described, "spec": pod}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -160,11 +165,6 @@ def _volumes(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list[dict[st
 def _tolerations(resolved: Resolved) -> list[dict[str, Any]]:
     taints = _TAINTS[resolved.accelerator] + (_FABRIC_TAINTS if resolved.fabric else ())
     return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
-
-
-def _annotations(resolved: Resolved) -> dict[str, str]:
-    """Consolidating an accelerator node would throw KV away that conversations still need."""
-    return {} if resolved.accelerator is Accelerator.NONE else {"karpenter.sh/do-not-disrupt": "true"}
 
 
 def _affinity(serving: DisaggregatedServing, resolved: Resolved) -> dict[str, Any]:
