@@ -133,7 +133,7 @@ class RealEngines:
     name = "vllm"
 
     def __init__(self, logs: Path) -> None:
-        self._logs = logs
+        self._logs = logs / "vllm"
         self._engine: Engine | None = None
         self._plain: tuple[list[str], Server] | None = None
 

@@ -114,8 +114,8 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
         if not is_hand_off and (not self.is_bidirectional_kv_xfer_enabled or self.use_host_buffer):
             # vLLM starts no load then (update_state_after_alloc) but waits for one all the same (VLLM.md trap 2).
             return Decision(Outcome.NONE, Reason.DISABLED)
-        if not is_hand_off and params.get(Params.EXPIRY_TIME) is None:
-            # vLLM reads without a deadline as if it had for ever; a guarded holder always writes one.
+        if params.get(Params.EXPIRY_TIME) is None:
+            # vLLM reads without a deadline as if it had for ever; a guarded engine always writes one.
             return Decision(Outcome.NONE, Reason.MALFORMED)
         prompt = request.prompt_token_ids if self._is_provable(request) else None
         return decide(params, prompt, seed_bytes=self._seed(request), groups=self._groups)
@@ -203,6 +203,9 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
             self._publish(request, answer)
         if held and not is_prefill:
             self._hold(request.request_id, answer, turn.instructions)
+        elif held:
+            # vLLM tells nobody when a hand-off's lease ends; see nixl_worker.py.
+            answer[Params.EXPIRY_TIME] = self._reqs_need_send[request.request_id]
         return held, answer
 
     def _publish(self, request: Any, answer: dict[str, Any]) -> None:  # noqa: ANN401 - vLLM's Request

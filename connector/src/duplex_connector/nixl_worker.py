@@ -1,15 +1,18 @@
-"""The worker side of the guarded connector: it moves vLLM's KV as ever, and knows kept pulls and released holds.
+"""The worker side of the guarded connector: it moves KV as vLLM does, but knows kept pulls and ended leases.
 
 Written against vLLM 0.32 and 0.33 (nixl/base_worker.py, nixl/pull_worker.py).
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
 
+from .contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from .handle import is_kept
+from .heartbeats import Heartbeats
 from .holds import RELEASED
 from .nixl_stats import GuardedStats
 
@@ -43,6 +46,30 @@ class GuardedWorker(NixlConnectorWorker):  # type: ignore[misc] # vLLM is only t
         self.nixl_wrapper = _WithoutKeptPulls(self.nixl_wrapper)
         # Merged with the scheduler's by vLLM (v1/core/sched/scheduler.py), so both must have the same keys.
         self.xfer_stats = GuardedStats()
+        self._heartbeats = Heartbeats(float(self._lease_extension))
+
+    def _send_heartbeats(self, metadata: Any) -> None:  # noqa: ANN401 - vLLM's NixlConnectorMetadata
+        """Remember which heartbeats were sent: vLLM's own skips peers that it has not met yet."""
+        met = [engine_id for engine_id in metadata.heartbeat_by_engine if engine_id in self._remote_agents]
+        super()._send_heartbeats(metadata)
+        if metadata.heartbeat_by_engine:
+            self._heartbeats.keep_only(metadata.heartbeat_by_engine)
+        for engine_id in met:
+            self._heartbeats.sent(engine_id, metadata.heartbeat_by_engine[engine_id].req_ids, time.perf_counter())
+
+    def _is_turn2_read_expired(self, meta: Any) -> bool:  # noqa: ANN401 - vLLM's ReqMeta
+        """Return whether the peer may have freed the blocks by the end of a read that begins now.
+
+        vLLM's own (pull_worker.py) knows the deadline of decode's holds only: a hand-off has none there and is read
+        however late. A guarded prefill engine publishes one, and the heartbeats move it.
+        """
+        granted = meta.remote.blocks_expiry_time
+        if granted is None or not meta.local_physical_block_ids:
+            return False
+        engine_id = meta.remote.engine_id
+        own_clock = granted - self._engine_clock_offset[engine_id]
+        deadline = self._heartbeats.deadline(engine_id, meta.remote.request_id, own_clock)
+        return time.perf_counter() + HANDLE_EXPIRY_MARGIN_SECONDS >= deadline
 
     def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
         """Free released holds before vLLM looks for expired ones: it would count and log each as a lost lease."""

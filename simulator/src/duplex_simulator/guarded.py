@@ -124,9 +124,11 @@ class GuardedConnector(StockConnector):
         return held, answer
 
     def hold(self, request: EngineRequest, *, is_prefill: bool, ttl: float) -> dict[str, Any]:
-        """Pin the blocks of a finished turn for the request's own TTL."""
+        """Pin the blocks of a finished turn for the request's own TTL, and publish the deadline of a hand-off too."""
         wished = request.turn.instructions.ttl if request.turn is not None else None
-        return super().hold(request, is_prefill=is_prefill, ttl=ttl if is_prefill or wished is None else wished)
+        seconds = ttl if is_prefill or wished is None else wished
+        deadline = self.clock.now() + seconds
+        return super().hold(request, is_prefill=is_prefill, ttl=seconds) | {Params.EXPIRY_TIME: deadline}
 
     def rejected(self, params: dict[str, Any]) -> Pull | None:
         """Apply a lease message (VLLM.md m), or tell the peer of a rejected decode leg that its blocks may go."""

@@ -1,0 +1,40 @@
+"""Until when a prefill engine surely keeps a hand-off that decode has not read yet.
+
+Prefill frees a hand-off when its lease ends, and each heartbeat from decode extends the lease; but no answer says that
+a heartbeat came in time. A decode engine that stalled, or a leg that came late, would read blocks that are another
+request's by now, and answer wrongly with status 200 (aws-do-eks#84 saw 8 of 42). So decode works out the deadline
+that prefill has, and computes the prompt itself when it is past. Times are of one monotonic clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Heartbeats:
+    """The heartbeats sent for hand-offs that are waiting to be read."""
+
+    def __init__(self, extension: float) -> None:
+        """`extension`: how far a heartbeat moves the deadline, from when it is sent."""
+        self._extension = extension
+        self._sent: dict[str, dict[str, list[float]]] = {}
+
+    def sent(self, engine_id: str, request_ids: Iterable[str], now: float) -> None:
+        """Note a heartbeat for these requests of a peer; the peer's others have been read and are forgotten."""
+        before = self._sent.get(engine_id, {})
+        self._sent[engine_id] = {request_id: [*before.get(request_id, ()), now] for request_id in request_ids}
+
+    def keep_only(self, engine_ids: Iterable[str]) -> None:
+        """Forget the peers that nothing waits for."""
+        self._sent = {engine_id: self._sent[engine_id] for engine_id in engine_ids if engine_id in self._sent}
+
+    def deadline(self, engine_id: str, request_id: str, granted: float) -> float:
+        """Return until when the peer keeps the request's blocks, which it first granted until `granted`.
+
+        A heartbeat that was sent after the deadline of its time revives nothing.
+        """
+        deadline = granted
+        for moment in self._sent.get(engine_id, {}).get(request_id, ()):
+            if moment < deadline:
+                deadline = max(deadline, moment + self._extension)
+        return deadline
