@@ -79,7 +79,8 @@ def parse_request_head(head: bytes) -> RequestHead:
         version=version,
         headers=headers,
         length=length,
-        keep_alive=parser.should_keep_alive(),
+        # An HTTP/1.0 client would need to be told that it may go on; it is not worth it (9.3).
+        keep_alive=version == b"1.1" and b"close" not in headers.get(b"connection", b"").lower(),
         expects_continue=bool(expects) and version == b"1.1" and length != 0,
     )
 

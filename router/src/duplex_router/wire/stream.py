@@ -34,6 +34,9 @@ class StreamRelay:
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the body and return what the client may have of them."""
+        if self.done:
+            self.surplus += data
+            return b""
         if self._reader is not None:
             payload = self._reader.feed(data)
             self.done, self.surplus = self._reader.done, self._reader.surplus

@@ -1,0 +1,226 @@
+"""The ledger: the deepest usable handle is found, and every hold is released once, never under a pull."""
+
+import json
+from typing import Any
+
+import pytest
+
+from duplex_router.ledger.history import History
+from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
+from duplex_router.wire.params import Handle
+
+from .handles import handle_fields
+from .test_history import ASK, chat
+
+TENANT = b"tenant"
+REPLY = {"role": "assistant", "content": "Two."}
+NEXT = {"role": "user", "content": "And then?"}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> Ledger:
+    return Ledger(clock)
+
+
+def entry_of(history: History, **changes: Any) -> Entry:
+    engine = changes.pop("engine", "d1")
+    handle = Handle(
+        json.dumps(
+            handle_fields(
+                request=changes.pop("request", "r"),
+                engine=changes.pop("boot", "boot"),
+                tokens=changes.pop("tokens", 40),
+            )
+        ).encode()
+    )
+    given: dict[str, Any] = {
+        "handle": handle,
+        "engine": engine,
+        "revision": "r1",
+        "tenant": TENANT,
+        "marks": history.marks,
+        "whole": history.whole,
+        "length": history.length,
+        "reply": b"",
+        "created": 100.0,
+        "deadline": 200.0,
+    }
+    return Entry(**{**given, **changes})
+
+
+def anyone(_: Entry) -> str:
+    return ""
+
+
+def test_the_deepest_match_wins(ledger: Ledger) -> None:
+    first, second = entry_of(chat(ASK)), entry_of(chat(ASK, REPLY, NEXT))
+    ledger.add(second)
+    ledger.add(first)
+    found = ledger.match(chat(ASK, REPLY, NEXT, REPLY, ASK), TENANT, anyone)
+    assert (found.entry, found.depth) == (second, 3)
+
+
+def test_an_edited_history_matches_up_to_the_edit(ledger: Ledger) -> None:
+    entry = entry_of(chat(ASK, REPLY, NEXT))
+    ledger.add(entry)
+    found = ledger.match(chat(ASK, REPLY, ASK), TENANT, anyone)
+    assert (found.entry, found.depth) == (entry, 2)
+
+
+def test_of_equal_matches_the_one_whose_reply_follows_wins(ledger: Ledger) -> None:
+    history = chat(ASK)
+    sent = chat(ASK, REPLY, NEXT)
+    from duplex_router.ledger.history import _sent_reply_digest
+    from duplex_router.wire.fields import split_object
+
+    digest = _sent_reply_digest(split_object(json.dumps(REPLY).encode()))
+    right, newer = entry_of(history, reply=digest, request="a"), entry_of(history, reply=b"other", request="b")
+    ledger.add(right)
+    ledger.add(newer)
+    assert ledger.match(sent, TENANT, anyone).entry is right
+    assert ledger.match(chat(ASK, NEXT), TENANT, anyone).entry is newer
+
+
+def test_nothing_shared_is_no_match_and_no_reason(ledger: Ledger) -> None:
+    ledger.add(entry_of(chat(ASK)))
+    assert ledger.match(chat(NEXT), TENANT, anyone) == Match()
+
+
+def test_another_tenants_entry_is_not_matched_even_if_the_digests_were_equal(ledger: Ledger) -> None:
+    ledger.add(entry_of(chat(ASK)))
+    assert ledger.match(chat(ASK), b"other", anyone) == Match(reason="tenant")
+
+
+def test_an_entry_is_not_matched_within_the_margin_of_its_deadline(ledger: Ledger, clock: Clock) -> None:
+    entry = entry_of(chat(ASK), deadline=200.0, margin=6.0)
+    ledger.add(entry)
+    clock.now = 193.9
+    assert ledger.match(chat(ASK), TENANT, anyone).entry is entry
+    clock.now = 194.0
+    assert ledger.match(chat(ASK), TENANT, anyone) == Match(reason="expired")
+    assert not ledger.start_pull(entry)
+
+
+def test_an_unusable_entry_gives_way_to_a_shallower_one(ledger: Ledger) -> None:
+    shallow, deep = entry_of(chat(ASK)), entry_of(chat(ASK, REPLY, NEXT))
+    ledger.add(shallow)
+    ledger.add(deep)
+    found = ledger.match(chat(ASK, REPLY, NEXT), TENANT, lambda entry: "gone" if entry is deep else "")
+    assert (found.entry, found.depth) == (shallow, 1)
+
+
+def test_a_new_boot_drops_what_the_old_one_held(ledger: Ledger) -> None:
+    old, elsewhere = entry_of(chat(ASK), boot="one"), entry_of(chat(NEXT), boot="one", engine="d2")
+    ledger.add(old)
+    ledger.add(elsewhere)
+    ledger.add(entry_of(chat(REPLY), boot="two"))
+    assert ledger.match(chat(ASK), TENANT, anyone).entry is None
+    assert ledger.match(chat(NEXT), TENANT, anyone).entry is elsewhere
+    assert ledger.due_releases() == []
+
+
+def test_a_retired_entry_is_released_once_no_pull_runs(ledger: Ledger) -> None:
+    entry = entry_of(chat(ASK))
+    ledger.add(entry)
+    assert ledger.start_pull(entry)
+    assert ledger.start_pull(entry)
+    ledger.retire(entry)
+    assert ledger.match(chat(ASK), TENANT, anyone).entry is None
+    assert ledger.due_releases() == []
+    ledger.end_pull(entry)
+    assert ledger.due_releases() == []
+    ledger.end_pull(entry)
+    assert ledger.due_releases() == [entry]
+    assert ledger.due_releases() == []
+    assert len(ledger) == ledger.tokens == 0
+
+
+def test_a_released_hold_is_not_pulled(ledger: Ledger) -> None:
+    entry = entry_of(chat(ASK))
+    ledger.add(entry)
+    ledger.retire(entry)
+    assert not ledger.start_pull(entry)
+
+
+def test_retiring_twice_releases_once(ledger: Ledger) -> None:
+    entry = entry_of(chat(ASK))
+    ledger.add(entry)
+    ledger.retire(entry)
+    ledger.retire(entry)
+    assert ledger.due_releases() == [entry]
+
+
+def test_the_same_history_and_reply_is_held_once(ledger: Ledger) -> None:
+    first, second = entry_of(chat(ASK), reply=b"x"), entry_of(chat(ASK), reply=b"x")
+    other = entry_of(chat(ASK), reply=b"y")
+    for entry in (first, other, second):
+        ledger.add(entry)
+    assert ledger.due_releases() == [first]
+    assert set(ledger) == {other, second}
+
+
+def test_lapsed_entries_go_but_not_under_a_pull(ledger: Ledger, clock: Clock) -> None:
+    lapsed, pulled = entry_of(chat(ASK)), entry_of(chat(NEXT))
+    ledger.add(lapsed)
+    ledger.add(pulled)
+    ledger.start_pull(pulled)
+    clock.now = 200.0
+    assert ledger.drop_lapsed() == 1
+    assert set(ledger) == {pulled}
+    assert ledger.due_releases() == []
+
+
+def test_the_budget_releases_the_oldest_that_no_turn_uses(ledger: Ledger) -> None:
+    used, oldest, newest = (entry_of(chat(each), tokens=50) for each in (ASK, REPLY, NEXT))
+    elsewhere = entry_of(chat(ASK, ASK), tokens=500, engine="d2")
+    used.turns = 1
+    for entry in (used, oldest, newest, elsewhere):
+        ledger.add(entry)
+    assert ledger.held_tokens("d1") == 150
+    assert ledger.keep_within("d1", 100) == 1
+    assert ledger.due_releases() == [oldest]
+    assert set(ledger) == {used, newest, elsewhere}
+
+
+def test_all_retire_at_the_end(ledger: Ledger) -> None:
+    entries = [entry_of(chat(ASK)), entry_of(chat(NEXT), engine="d2")]
+    for entry in entries:
+        ledger.add(entry)
+    ledger.retire_all()
+    assert ledger.due_releases() == entries
+
+
+def test_stock_engines_are_trusted_to_the_end_of_a_former_prompt_only(ledger: Ledger) -> None:
+    entry = entry_of(chat(ASK, REPLY, NEXT), tokens_known=((1, 20), (3, 60)))
+    ledger.add(entry)
+    whole, edited = chat(ASK, REPLY, NEXT, REPLY, ASK), chat(ASK, REPLY, ASK)
+    assert unproved_tokens(ledger, ledger.match(whole, TENANT, anyone), whole).tokens == 60
+    assert unproved_tokens(ledger, ledger.match(edited, TENANT, anyone), edited).tokens == 20
+
+
+def test_stock_handles_are_not_spent_on_history_that_two_share(ledger: Ledger) -> None:
+    for request in ({"role": "user", "content": "one"}, {"role": "user", "content": "two"}):
+        ledger.add(entry_of(chat(ASK, request), tokens_known=((1, 20), (2, 30))))
+    third = chat(ASK, NEXT)
+    found = unproved_tokens(ledger, ledger.match(third, TENANT, anyone), third)
+    assert (found.tokens, found.reason) == (0, "shared-history")
+    own = chat(ASK, {"role": "user", "content": "one"}, REPLY, NEXT)
+    assert unproved_tokens(ledger, ledger.match(own, TENANT, anyone), own).tokens == 30
+
+
+def test_without_a_known_count_nothing_is_trusted(ledger: Ledger) -> None:
+    ledger.add(entry_of(chat(ASK)))
+    history = chat(ASK, REPLY)
+    assert unproved_tokens(ledger, ledger.match(history, TENANT, anyone), history).reason == "unproved"

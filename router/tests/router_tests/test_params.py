@@ -1,0 +1,142 @@
+"""kv_transfer_params: every key that is not ours to change goes on as it came."""
+
+import json
+from typing import Any
+
+import pytest
+
+from duplex_router.wire.errors import WireError
+from duplex_router.wire.params import (
+    MISS,
+    Handle,
+    decode_alone,
+    hand_off_to_decode,
+    lease_body,
+    read_prefill_answer,
+    renewals,
+)
+
+from .handles import handle_fields
+
+
+def test_the_miss_is_vllms_skeleton() -> None:
+    assert json.loads(MISS) == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+
+
+def test_an_offer_is_the_handle_with_threshold_and_keep() -> None:
+    fields = handle_fields(tokens=40, unknown_key={"x": [1]})
+    offered = json.loads(Handle(json.dumps(fields).encode()).offer(64))
+    assert offered.pop("duplex") == {**fields["duplex"], "threshold": 64, "keep": True}
+    fields.pop("duplex")
+    assert offered == fields
+
+
+def test_a_moved_expiry_is_offered() -> None:
+    handle = Handle(json.dumps(handle_fields(expiry=100.25)).encode())
+    assert handle.expiry is not None
+    handle.expiry += 10.5
+    assert json.loads(handle.offer(0))["remote_blocks_expiry_time"] == 110.75
+
+
+def test_a_handle_without_expiry_gets_none() -> None:
+    fields = handle_fields()
+    del fields["remote_blocks_expiry_time"]
+    assert "remote_blocks_expiry_time" not in json.loads(Handle(json.dumps(fields).encode()).offer(0))
+
+
+def test_the_boot_is_the_engine_without_its_rank() -> None:
+    assert Handle(json.dumps(handle_fields(engine="e_dp3")).encode()).boot == "e"
+
+
+@pytest.mark.parametrize("missing", ["remote_request_id", "remote_engine_id", "remote_block_ids", "remote_num_tokens"])
+def test_a_handle_needs_what_every_pull_needs(missing: str) -> None:
+    fields = handle_fields()
+    del fields[missing]
+    with pytest.raises(WireError):
+        Handle(json.dumps(fields).encode())
+
+
+def test_trimming_cuts_count_and_blocks_together() -> None:
+    fields = handle_fields(tokens=40, blocks=[[5, 6, 7]])
+    trimmed = json.loads(Handle(json.dumps(fields).encode()).trimmed(32, 16) or b"")
+    assert trimmed == {**fields, "remote_num_tokens": 32, "remote_block_ids": [[5, 6]]}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens"),
+    [([[1, 2]], 32), ([[1, 2, 3], [1]], 32), ([], 32), ([[1, 2, 3]], 0), ([[1, 2, 3]], 48)],
+)
+def test_what_cannot_be_named_in_part_is_not_trimmed(blocks: list[list[int]], tokens: int) -> None:
+    handle = Handle(json.dumps(handle_fields(tokens=40, blocks=blocks)).encode())
+    assert handle.trimmed(tokens, 16) is None
+
+
+def test_a_release_asks_for_a_remote_prefill() -> None:
+    released = json.loads(Handle(json.dumps(handle_fields()).encode()).release())
+    assert (released["do_remote_prefill"], released["do_remote_decode"]) == (True, False)
+    assert released["remote_request_id"] == handle_fields()["remote_request_id"]
+
+
+def test_the_ttl_joins_what_prefill_said() -> None:
+    params = {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5}}
+    sent = json.loads(hand_off_to_decode(json.dumps(params).encode(), 480))
+    assert sent == {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5, "ttl": 480}}
+
+
+def test_stock_params_get_an_object_of_their_own() -> None:
+    assert json.loads(hand_off_to_decode(b'{"duplex":null,"a":1}', 0.5)) == {"a": 1, "duplex": {"ttl": 0.5}}
+
+
+def test_decode_alone_is_asked_to_hold() -> None:
+    assert json.loads(decode_alone(0)) == {
+        "do_remote_prefill": False,
+        "do_remote_decode": False,
+        "duplex": {"ttl": 0},
+    }
+
+
+def test_a_lease_message_names_a_model_that_nobody_serves() -> None:
+    body = json.loads(lease_body(renewals({"a": 60, "b": 0})))
+    assert body["model"] == "duplex-lease"
+    assert body["kv_transfer_params"] == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "duplex": {"renew": {"a": 60, "b": 0}},
+    }
+
+
+def answer(**more: Any) -> bytes:
+    body = {"choices": [{"finish_reason": "length"}], "usage": {"prompt_tokens": 9}, "kv_transfer_params": None, **more}
+    return json.dumps(body).encode()
+
+
+def test_a_prefill_answer() -> None:
+    report = {"outcome": "partial", "reason": "diverged", "proved": 64, "pulled": 48, "local": 16, "computed": 9}
+    params = {"remote_prefill_cached_tokens": 64, "duplex": {**report, "marks": ["x"]}}
+    found = read_prefill_answer(answer(kv_transfer_params=params))
+    assert found.report is not None
+    assert (found.report.outcome, found.report.pulled, found.report.computed) == ("partial", 48, 9)
+    assert (found.prompt_tokens, found.cached_tokens, found.failed) == (9, 64, False)
+    assert json.loads(found.hand_off or b"") == params
+
+
+def test_a_prefill_answer_may_hand_nothing_off() -> None:
+    assert read_prefill_answer(answer()).hand_off is None
+
+
+@pytest.mark.parametrize("choices", [[{"finish_reason": "error"}], []])
+def test_a_200_can_be_a_failure(choices: list[Any]) -> None:
+    assert read_prefill_answer(answer(choices=choices)).failed
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":1}'])
+def test_what_is_no_prefill_answer_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        read_prefill_answer(body)

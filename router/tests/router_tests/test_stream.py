@@ -1,0 +1,167 @@
+"""Streams: in any pieces, the client sees every byte but the handle, and the observer sees the handle."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex_router.wire.body import LAST_CHUNK, BodyReader, chunk
+from duplex_router.wire.errors import WireError
+from duplex_router.wire.heads import ResponseHead
+from duplex_router.wire.reply import Observer
+from duplex_router.wire.stream import StreamRelay
+
+from .splitting import cut
+
+HANDLE = {"remote_request_id": "chatcmpl-1", "remote_block_ids": [[1, 2, 3]], "duplex": {"marks": ["ab"]}}
+
+
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def delta(content: str | None = None, **more: object) -> dict[str, object]:
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": None, **more}
+    return {"choices": [choice], "kv_transfer_params": None}
+
+
+ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+LAST = {**delta("", finish_reason="stop"), "kv_transfer_params": HANDLE}
+EVENTS = [
+    event(ROLE),
+    event(delta("Hel")),
+    event(delta("lo \u00e4")),
+    b": keep-alive\n\n",
+    event(LAST),
+    b"data: [DONE]\n\n",
+]
+CLEAN = b"".join([*EVENTS[:4], event({**LAST, "kv_transfer_params": None}), EVENTS[5]])
+
+
+def relay_of(*, chunked: bool = True, length: int | None = None) -> StreamRelay:
+    return StreamRelay(ResponseHead(200, chunked=chunked, length=length), Observer())
+
+
+def payload(wire: bytes) -> bytes:
+    reader = BodyReader(length=None, chunked=True)
+    found = reader.feed(wire)
+    assert reader.done
+    return found
+
+
+def test_whole_chunks_without_a_handle_are_passed_on_verbatim() -> None:
+    wire = b"".join(chunk(each) for each in EVENTS[:3])
+    assert relay_of().feed(wire) == wire
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_split_gives_the_same_clean_stream(data: st.DataObject) -> None:
+    body = b"".join(EVENTS)
+    chunks = cut(data, body)
+    wire = b"".join(chunk(part) for part in chunks) + LAST_CHUNK
+    relay = relay_of()
+    out = b"".join(relay.feed(piece) for piece in cut(data, wire + b"surplus"))
+    assert relay.done
+    assert relay.surplus == b"surplus"
+    assert payload(out) == CLEAN
+    assert json.loads(relay.observer.handle or b"") == HANDLE
+    assert relay.observer.reply.text == "Hello \u00e4"
+
+
+@given(st.data())
+def test_no_part_of_the_handle_leaves_before_its_event_is_whole(data: st.DataObject) -> None:
+    wire = b"".join(chunk(part) for part in cut(data, b"".join(EVENTS)))
+    relay = relay_of()
+    for piece in cut(data, wire):
+        assert b"remote_request_id" not in relay.feed(piece)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_stream_without_chunks_is_framed_in_chunks(closes: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    body = b"".join(EVENTS)
+    relay = relay_of(chunked=False, length=None if closes else len(body))
+    out = b"".join(relay.feed(body[start : start + 50]) for start in range(0, len(body), 50))
+    if closes:
+        assert not relay.done
+        out += relay.end_of_connection() or b""
+    assert relay.done
+    assert payload(out) == CLEAN
+
+
+def test_a_chunked_stream_that_breaks_off_is_not_complete() -> None:
+    relay = relay_of()
+    relay.feed(chunk(EVENTS[0]))
+    assert relay.end_of_connection() is None
+
+
+def test_an_event_without_its_blank_line_at_the_end_is_cut_too() -> None:
+    relay = relay_of()
+    out = relay.feed(chunk(event(LAST).rstrip(b"\n")) + LAST_CHUNK)
+    assert b"remote_request_id" not in out
+    assert relay.observer.handle is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(LAST, indent=1).replace("\n", ""),
+        json.dumps({"kv_transfer_params": HANDLE, "choices": "of another shape"}),
+        json.dumps({"choices": [], "kv_transfer_params": HANDLE, "error": None}),
+    ],
+)
+def test_the_handle_is_cut_from_whatever_layout(text: str) -> None:
+    out = relay_of().feed(chunk(b"data:" + text.encode() + b"\n\n"))
+    assert b"remote_request_id" not in out
+    assert json.loads(payload(out + LAST_CHUNK).partition(b"data:")[2])["kv_transfer_params"] is None
+
+
+def test_a_handle_over_several_data_lines_is_cut() -> None:
+    text = json.dumps(LAST, indent=1).replace("\n", "\ndata: ")
+    out = relay_of().feed(chunk(b"id: 7\ndata: " + text.encode() + b"\n\n"))
+    assert b"remote_request_id" not in out
+    assert b"id: 7\n" in out
+
+
+def test_a_handle_that_cannot_be_cut_ends_the_stream() -> None:
+    with pytest.raises(WireError):
+        relay_of().feed(chunk(b'data: ["kv_transfer_params", {"remote_request_id": 1}]\n\n'))
+
+
+def test_text_that_only_names_the_field_passes() -> None:
+    wire = chunk(event(delta('"kv_transfer_params":{"a":1}')))
+    relay = relay_of()
+    assert relay.feed(wire) == wire
+    assert relay.observer.handle is None
+
+
+def test_a_role_says_nothing_yet_and_an_error_is_seen() -> None:
+    relay = relay_of()
+    relay.feed(chunk(event(ROLE)))
+    assert not relay.observer.spoke
+    relay.feed(chunk(event({"error": {"message": "load failed"}})))
+    assert relay.observer.failed
+
+
+def test_a_finish_reason_of_error_is_a_failure() -> None:
+    relay = relay_of()
+    relay.feed(chunk(event(delta(None, finish_reason="error"))))
+    assert relay.observer.failed
+
+
+def test_tool_calls_are_put_together() -> None:
+    relay = relay_of()
+    for name, arguments in (("look", '{"w'), (None, 'ord":1}')):
+        call = {"index": 0, "id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        choice = {"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}
+        relay.feed(chunk(event({"choices": [choice]})))
+    assert [(call.name, call.arguments) for call in relay.observer.reply.tool_calls.values()] == [
+        ("look", '{"word":1}')
+    ]
+
+
+@pytest.mark.parametrize("wire", [b"zz\r\n", b"5\r\nabcdeXX", b"1" * 300, b"ffffffff\r\n"])
+def test_broken_framing_ends_the_stream(wire: bytes) -> None:
+    with pytest.raises(WireError):
+        relay_of().feed(wire)
