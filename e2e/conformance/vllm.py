@@ -200,7 +200,9 @@ class RealEngines:
         if role is Role.PREFILL and not variant.prefill_caching:
             flags.append("--no-enable-prefix-caching")
         if role is Role.PREFILL and variant.small_prefill:
-            flags += ["--num-gpu-blocks-override", str(_SMALL_BLOCKS), "--max-num-batched-tokens", "64"]
+            flags += ["--num-gpu-blocks-override", str(_SMALL_BLOCKS), "--max-num-batched-tokens", "128"]
+            # Two prompts then take turns, as they do on the simulator.
+            flags += ["--long-prefill-token-threshold", "64"]
             flags += ["--max-model-len", "1400"]
         else:
             flags += ["--max-model-len", "4096"]

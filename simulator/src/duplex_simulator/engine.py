@@ -259,14 +259,17 @@ class Engine:
             self.metrics.add(Metric.NIXL_FAILED, 1)
             logger.warning("completion notification failed: %s", error)
 
-    async def _load(self, request: EngineRequest) -> None:
-        """Wait for the request's KV from a peer. Where no transfer was started, that is for ever (traps 2 to 4)."""
+    async def _load(self, request: EngineRequest) -> bool:
+        """Wait for the request's KV from a peer; return whether it came.
+
+        Where no transfer was started, the wait is for ever (traps 2 to 4).
+        """
         pull: Pull | None = request.pull
         if pull is None:
             logger.warning("%s waits for remote KV that nobody fetches", request.request_id)
             await self._death.wait()
             self._check_alive()
-            return
+            return False
         task = self._spawn(self._pull(request, pull))
         try:
             await asyncio.shield(task)
@@ -275,6 +278,8 @@ class Engine:
             raise
         except TransferError as error:
             self._load_failed(request, error)
+            return False
+        return True
 
     def _release_orphan(self, request: EngineRequest) -> None:
         request.kv.release()
@@ -311,7 +316,7 @@ class Engine:
             return
         self.connector.pull_failed(request)
         settings = self.connector.settings
-        if not settings.guarded and not settings.recompute:
+        if not settings.recompute:
             request.status = Status.ERROR
             self.metrics.add("vllm:request_success", 1, finished_reason="error")
             raise LoadFailedError(str(error))
@@ -328,8 +333,7 @@ class Engine:
             await request.admitted.wait()
             self._check_alive()
             if request.status is Status.LOADING:
-                await self._load(request)
-                if request.status is Status.LOADING:
+                if await self._load(request):
                     self._loaded(request)
                     if heartbeats is not None:
                         heartbeats.cancel()
@@ -356,13 +360,13 @@ class Engine:
         upto = min(len(kv.tokens), kv.computed + self.scheduler.chunk)
         if not self._grow(request, upto):
             return
-        new = upto - kv.computed
+        new, admission = upto - kv.computed, request.admissions
         if request.output:
             await self._sleep(self._profile.decode_seconds(kv.computed) if new == 1 else self._prefill(request, new))
         else:
             async with self._device:
                 await self._sleep(self._prefill(request, new))
-        if request.preempted or request.status is not Status.RUNNING:
+        if request.preempted or request.admissions != admission:
             return
         kv.compute(upto)
         kv.remember()

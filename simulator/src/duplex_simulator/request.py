@@ -41,6 +41,7 @@ class EngineRequest:
 
     `external`: tokens loaded from a peer in the current admission. `cached`: local and loaded tokens of the first one.
     `turn`: the guarded connector's state. `preempted`: its blocks were taken for another; it queues again.
+    `admissions`: how often it was given blocks, so that a step knows whether they are still those it began with.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class EngineRequest:
     turn: Turn | None = None
     marked: bool = False
     preempted: bool = False
+    admissions: int = 0
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     pull: Any = None
 

@@ -62,6 +62,7 @@ class Scheduler:
         request.pull = self._connector.admitted(request, loading) if self._connector else None
         request.status = Status.LOADING if loading else Status.RUNNING
         request.preempted = False
+        request.admissions += 1
         return True
 
     def grow(self, request: EngineRequest, tokens: int) -> bool:

@@ -1,0 +1,95 @@
+"""Fixtures: the engines that a check's variant asks for, one set at a time, and the report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .report import Report
+from .simulator import Simulator
+from .turns import NoAnswerError, Turns, request
+from .variants import Provider, Running, Variant
+
+_BUILD = Path(__file__).parents[2] / "build" / "conformance"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --engine."""
+    parser.addoption("--engine", default="simulator", choices=("simulator", "vllm"), help="which engines to check")
+
+
+class Manager:
+    """Keeps the engines of one variant at a time: real ones need gigabytes and half a minute."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._variant: Variant | None = None
+        self._running: Running | None = None
+
+    def get(self, variant: Variant) -> Running:
+        """Return the variant's engines; started anew where others ran, or where a check left one of these dead."""
+        if self._running is None or self._variant != variant or not self._all_alive(self._running):
+            self.close()
+            self._running, self._variant = self._provider.start(variant), variant
+        return self._running
+
+    @staticmethod
+    def _all_alive(running: Running) -> bool:
+        try:
+            return all(request(url, "/health", seconds=5).status == 200 for url in (running.prefill, running.decode))  # noqa: PLR2004 - HTTP OK
+        except NoAnswerError:
+            return False
+
+    def close(self) -> None:
+        """End what runs."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+@pytest.fixture(scope="session")
+def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
+    """Return the provider that `--engine` names."""
+    logs = _BUILD / "logs"
+    if request.config.getoption("--engine") == "vllm":
+        from .vllm import RealEngines  # noqa: PLC0415 - needs the engine environment
+
+        with RealEngines(logs) as real:
+            yield real
+    else:
+        with Simulator(logs) as simulated:
+            yield simulated
+
+
+@pytest.fixture(scope="session")
+def manager(provider: Provider) -> Iterator[Manager]:
+    """Keep engines over the checks of a variant."""
+    keeper = Manager(provider)
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture(scope="session")
+def report(provider: Provider) -> Iterator[Report]:
+    """Collect the table; it is written when the session ends, also after failures."""
+    collected = Report(provider.name)
+    yield collected
+    if collected.rows:
+        collected.write(Path(os.environ.get("CONFORMANCE_OUT", _BUILD)))
+
+
+@pytest.fixture(scope="session")
+def variant(request: pytest.FixtureRequest) -> Variant:
+    """Return a check's variant; session scope makes pytest run the checks of a variant together."""
+    chosen: Variant = request.param
+    return chosen
+
+
+@pytest.fixture
+def turns(manager: Manager, variant: Variant) -> Iterator[Turns]:
+    """Return a client of the variant's engines."""
+    with Turns(manager.get(variant)) as client:
+        yield client
