@@ -18,14 +18,13 @@ from duplex_connector.contract import (
 )
 from duplex_operator.api.base import ATOMIC, LIST_MAP_BY_NAME, ApiModel, EnvVar, ObjectName, Rule, SecretKey, with_rules
 
-SHORT_FLAGS: Final = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-}
-"""vLLM's short spellings of flags that the operator owns."""
+_OTHER_SPELLINGS: Final = ("-tp", "-pp", "-dp", "--no-enable-prompt-tokens-details")
+"""vLLM's short and negated spellings of flags that the operator owns."""
 
-REFUSED_FLAGS: Final = (*OWNED_FLAGS, *SHORT_FLAGS)
+REFUSED_FLAGS: Final = (*OWNED_FLAGS, *_OTHER_SPELLINGS)
+_SHORTEST_ABBREVIATION: Final = 4
+"""vLLM's parser takes any unambiguous beginning of a flag for the flag; shorter ones than this are ambiguous."""
+
 REFUSED_ENV: Final = tuple(sorted(OWNED_ENV))
 
 
@@ -34,15 +33,20 @@ def cel_list(values: Iterable[str]) -> str:
     return "[" + ", ".join(f"'{value}'" for value in values) + "]"
 
 
-def flag_name(argument: str) -> str:
-    """Return the flag that an argument sets: vLLM takes --a_b for --a-b, --a=b for --a b, and --a.b for a JSON key."""
-    return argument.partition("=")[0].partition(".")[0].replace("_", "-")
+def refused_flag(argument: str) -> bool:
+    """Say whether an argument sets a flag that the operator owns.
+
+    vLLM takes --a_b for --a-b, --a=b for --a b, --a.b for a key of a JSON flag, and an abbreviation for the flag.
+    """
+    name = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+    abbreviation = len(name) >= _SHORTEST_ABBREVIATION
+    return any(flag == name or (abbreviation and flag.startswith(name)) for flag in REFUSED_FLAGS)
 
 
 ARGS_RULE: Final = Rule(
-    # The expression does what flag_name does.
-    "!has(self.args) || !self.args.exists(a,"
-    f" a.split('=')[0].split('.')[0].replace('_', '-') in {cel_list(REFUSED_FLAGS)})",
+    # The expression does what refused_flag does.
+    "!has(self.args) || !self.args.map(a, a.split('=')[0].split('.')[0].replace('_', '-')).exists(n,"
+    f" {cel_list(REFUSED_FLAGS)}.exists(f, f == n || (n.size() >= {_SHORTEST_ABBREVIATION} && f.startsWith(n))))",
     "args: the operator writes these flags itself: "
     + ", ".join(REFUSED_FLAGS)
     + ". Remove them and set the field of spec that stands for each (model, engine, prefill, decode, kvTransfer)",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from duplex_connector.contract import CAPABILITIES, NEURON_CAPABILITIES, ConnectorKind
 from duplex_operator.api.base import EnvVar, Problem
-from duplex_operator.api.engine import REFUSED_ENV, REFUSED_FLAGS, TESTED_LINES, flag_name
+from duplex_operator.api.engine import REFUSED_ENV, TESTED_LINES, refused_flag
 from duplex_operator.api.instances import Accelerator, instance_type
 from duplex_operator.api.models import Spec
 from duplex_operator.api.pod_template import engine_template_problems, router_template_problems
@@ -72,7 +72,7 @@ def _version_problems(resolved: Resolved) -> Iterator[Problem]:
 
 def _owned_problems(field: str, args: Sequence[str] | None, env: Sequence[EnvVar] | None) -> Iterator[Problem]:
     for argument in args or ():
-        if flag_name(argument) in REFUSED_FLAGS:
+        if refused_flag(argument):
             yield Problem(f"{field}.args", f"{argument}: the operator writes this flag; remove it")
     for variable in env or ():
         if variable.name in REFUSED_ENV:

@@ -39,6 +39,11 @@ CASES = (
         {"engine": {"args": ["--kv_transfer_config.kv_role=kv_both"]}},
     ),
     Case(
+        "args: the operator writes these flags",
+        {"decode": {"args": ["--enforce-eager", "auto", "4"]}},
+        {"decode": {"args": ["--kv-transfer-conf", "{}"]}},
+    ),
+    Case(
         "env: the operator writes these variables",
         {"decode": {"env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}]}},
         {"decode": {"env": [{"name": "FI_PROVIDER", "value": "tcp"}]}},
