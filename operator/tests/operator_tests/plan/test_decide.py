@@ -1,0 +1,252 @@
+"""Whole decisions: what is applied and deleted, and what the status says."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from duplex_operator.api import Problem, Reason, Status
+from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Plan, Pod, RouterStats, plan, plan_stalled
+from duplex_operator.plan.observed import Trouble
+from duplex_operator.render import RenderContext
+
+from .build import CONTEXT, engines, fleet, router, serving, serving_well, wanted
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def condition(decided: Plan, kind: str) -> tuple[str, str, str]:
+    found = next((one for one in decided.status["conditions"] if one["type"] == kind), None)
+    return (found["status"], found["reason"], found["message"]) if found else ("", "", "")
+
+
+def settled(**changes: Any) -> Plan:
+    target = wanted()
+    return plan(target, serving_well(target.revision, **changes), NOW)
+
+
+def kept_of(decided: Plan) -> tuple[dict[str, Any], ...]:
+    keeper = next(obj for obj in decided.apply if obj["kind"] == KEPT_KIND)
+    return tuple(keeper["data"]["engines"])
+
+
+def test_a_new_serving_keeps_its_templates_and_applies_everything() -> None:
+    decided = plan(wanted(), Observed(), NOW)
+    kinds = [obj["kind"] for obj in decided.apply]
+    assert kinds.count("Deployment") == 3
+    assert kinds.count(KEPT_KIND) == 1
+    assert {engine["metadata"]["name"] for engine in kept_of(decided)} == {
+        obj["metadata"]["name"]
+        for obj in decided.apply
+        if obj["kind"] == "Deployment" and not obj["metadata"]["name"].endswith("router")
+    }
+    assert condition(decided, "Ready")[:2] == ("False", "WaitingForPods")
+    assert condition(decided, "Reconciling")[0] == "True"
+    assert decided.requeue_after == 3.0
+
+
+def test_a_serving_that_serves_is_ready_and_looked_at_less_often() -> None:
+    decided = settled()
+    assert condition(decided, "Ready")[:2] == ("True", "Serving")
+    assert condition(decided, "Progressing")[:2] == ("True", "RolledOut")
+    assert condition(decided, "Reconciling") == ("", "", "")
+    assert decided.requeue_after == 15.0
+
+
+def test_ready_needs_a_token_and_not_only_pods() -> None:
+    unserved = {"router-0": RouterStats(fleet_version=(1, 1))}
+    assert condition(settled(stats=unserved), "Ready")[:2] == ("False", "WaitingForCanary")
+    failed = {"router-0": RouterStats(fleet_version=(1, 1), canary_message="prefill answered 500")}
+    status, reason, message = condition(settled(stats=failed), "Ready")
+    assert (status, reason) == ("False", "CanaryFailed")
+    assert "prefill answered 500" in message
+
+
+def test_the_status_is_one_that_the_api_accepts() -> None:
+    decided = settled()
+    parsed = Status.model_validate(decided.status)
+    again = parsed.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert again == decided.status
+    assert decided.status["prefill"]["summary"] == "1/1"
+    assert decided.status["observedGeneration"] == 3
+
+
+def test_an_upgraded_operator_restarts_no_engine() -> None:
+    kept = kept_of(plan(wanted(), Observed(), NOW))
+    upgraded = RenderContext(router_image="router:2", connector_image="connector:2", operator_version="0.2.0")
+    target = wanted(context=upgraded)
+    decided = plan(target, serving_well(target.revision, kept={target.revision: kept}), NOW)
+    templates = {
+        obj["metadata"]["name"]: obj["spec"]["template"] for obj in decided.apply if obj["kind"] == "Deployment"
+    }
+    for engine in kept:
+        assert templates[engine["metadata"]["name"]] == engine["spec"]["template"]
+    routers = templates["chat-router"]["spec"]["containers"]
+    assert routers[0]["image"] == "router:2"
+    assert not any(obj["kind"] == KEPT_KIND for obj in decided.apply)
+
+
+def test_replicas_change_on_a_running_revision() -> None:
+    kept = kept_of(plan(wanted(), Observed(), NOW))
+    target = wanted(serving(decode={"instanceType": "cpu", "replicas": 4}))
+    decided = plan(target, serving_well(target.revision, kept={target.revision: kept}), NOW)
+    sizes = {
+        obj["metadata"]["labels"]["duplex.dev/role"]: obj["spec"]["replicas"]
+        for obj in decided.apply
+        if obj["kind"] == "Deployment"
+    }
+    assert sizes == {"prefill": 1, "decode": 4, "router": 1}
+
+
+def test_an_old_revision_is_resized_from_what_was_kept_of_it() -> None:
+    old = wanted(serving(engine={"image": "engine:0.32.0"}))
+    new = wanted()
+    kept = {old.revision: kept_of(plan(old, Observed(), NOW))}
+    observed = serving_well(
+        old.revision,
+        kept=kept,
+        workloads=(
+            *engines(old.revision, ready=2, replicas=2),
+            *engines(new.revision, ready=1, replicas=2, created="2026-02-02"),
+        ),
+        fleet=fleet({new.revision: 100, old.revision: 0}),
+        stats={"router-0": RouterStats(fleet_version=(1, 1), served_tokens={new.revision: 1})},
+    )
+    two = serving(prefill={"instanceType": "cpu", "replicas": 2}, decode={"instanceType": "cpu", "replicas": 2})
+    decided = plan(wanted(two), observed, NOW)
+    resized = [obj for obj in decided.apply if obj["metadata"]["name"].endswith(old.revision)]
+    assert [obj["spec"]["replicas"] for obj in resized if obj["kind"] == "Deployment"] == [1, 1]
+    assert resized[0]["spec"]["template"]["spec"]["containers"][0]["image"] == "engine:0.32.0"
+    assert condition(decided, "Ready")[:2] == ("True", "Serving")
+
+
+def test_what_is_no_longer_wanted_is_deleted_and_what_an_old_revision_needs_is_not() -> None:
+    target = wanted()
+    children = (
+        ChildRef("Service", f"chat-prefill-{target.revision}", "u", target.revision),
+        ChildRef("ConfigMap", "chat-fleet", "u", ""),
+        ChildRef("PodDisruptionBudget", "chat-prefill", "u", ""),
+        ChildRef("Service", "chat-prefill-00000000", "u", "00000000"),
+        ChildRef(KEPT_KIND, "chat-00000000", "u", "00000000"),
+        ChildRef("Service", "chat-prefill-old", "u", "old"),
+    )
+    # The old revision serves; the one in between is gone but for its Service.
+    observed = serving_well("old", children=children)
+    assert [child.name for child in plan(target, observed, NOW).delete] == [
+        "chat-00000000",
+        "chat-prefill",
+        "chat-prefill-00000000",
+    ]
+
+
+@pytest.mark.parametrize("reason", [Reason.CRASH_LOOP, Reason.IMAGE_PULL])
+def test_engines_that_cannot_start_are_told_with_their_last_words(reason: Reason) -> None:
+    target = wanted()
+    pod = Pod(
+        "d-1",
+        "decode",
+        target.revision,
+        "",
+        ready=False,
+        terminating=False,
+        trouble=Trouble(reason, "ValueError: no model"),
+    )
+    prefill, decode = engines(target.revision)
+    observed = Observed(workloads=(prefill, replace(decode, ready=0)), router=router(), pods=(pod,))
+    decided = plan(target, observed, NOW)
+    for kind in ("Ready", "DecodeReady", "Progressing"):
+        status, told, message = condition(decided, kind)
+        assert (status, told) == ("False", reason.value)
+        assert "ValueError: no model" in message
+    assert condition(decided, "PrefillReady")[0] == "True"
+    assert [event.reason for event in decided.events if event.warning] == [reason.value]
+
+
+def test_pods_that_may_not_be_created_are_told() -> None:
+    target = wanted()
+    prefill, decode = engines(target.revision, ready=0)
+    observed = Observed(workloads=(replace(prefill, refused="exceeded quota: gpus"), decode))
+    status, reason, message = condition(plan(target, observed, NOW), "PrefillReady")
+    assert (status, reason) == ("False", "Forbidden")
+    assert "exceeded quota: gpus" in message
+
+
+def test_no_progress_within_the_deadline_is_told() -> None:
+    target = wanted()
+    works = tuple(replace(work, ready=0, overdue=True) for work in engines(target.revision))
+    assert condition(plan(target, Observed(workloads=works), NOW), "Progressing")[:2] == (
+        "False",
+        "ProgressDeadlineExceeded",
+    )
+
+
+def test_another_transport_than_the_wanted_one_is_told() -> None:
+    target = wanted()
+    stats = RouterStats(fleet_version=(1, 1), served_tokens={target.revision: 1}, backend="LIBFABRIC", bytes_moved=9)
+    assert condition(settled(stats={"router-0": stats}), "TransportVerified")[:2] == ("False", "FellBackToTCP")
+    moved = replace(stats, backend="UCX")
+    assert condition(settled(stats={"router-0": moved}), "TransportVerified")[:2] == ("True", "TransportObserved")
+    assert condition(settled(), "TransportVerified")[:2] == ("Unknown", "NoTraffic")
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        (RouterStats(), ("Unknown", "NoTraffic")),
+        (RouterStats(canary_reused=True), ("True", "ReuseObserved")),
+        (RouterStats(eligible=4, full=1, canary_reused=False), ("True", "ReuseObserved")),
+        (RouterStats(eligible=4, rejected={"stale handle": 4}), ("False", "StaleHandles")),
+        (RouterStats(canary_reused=False, rejected={"prefix mismatch": 1}), ("False", "PrefixMismatch")),
+    ],
+)
+def test_whether_reuse_works(stats: RouterStats, expected: tuple[str, str]) -> None:
+    assert condition(settled(stats={"router-0": stats}), "ReuseEffective")[:2] == expected
+
+
+def test_reuse_that_is_off_is_said_to_be_off() -> None:
+    target = wanted(serving(kvTransfer={"bidirectional": {"enabled": False}}))
+    decided = plan(target, serving_well(target.revision), NOW)
+    assert condition(decided, "ReuseEffective")[:2] == ("False", "ReuseDisabled")
+    assert condition(decided, "Ready")[0] == "True"
+
+
+def test_suspended_is_not_ready_and_at_rest() -> None:
+    target = wanted(serving(suspend=True))
+    decided = plan(target, Observed(workloads=tuple(engines(target.revision, ready=0, replicas=0))), NOW)
+    assert condition(decided, "Ready")[:2] == ("False", "Suspended")
+    assert condition(decided, "Reconciling")[0] == ""
+    assert {obj["spec"]["replicas"] for obj in decided.apply if obj["kind"] == "Deployment"} == {0}
+
+
+def test_a_mistake_in_the_spec_touches_nothing_and_names_the_remedy() -> None:
+    before = settled().status
+    decided = plan_stalled(serving(), [Problem("engine.args", "remove --port")], Observed(status=before), NOW)
+    assert (decided.apply, decided.delete, decided.fleet) == ((), (), None)
+    assert condition(decided, "Stalled") == ("True", "InvalidSpec", "spec.engine.args: remove --port")
+    assert condition(decided, "Ready")[0] == "True"  # what ran goes on running
+    assert condition(decided, "Reconciling")[0] == ""
+    assert decided.status["prefill"] == before["prefill"]
+    fresh = plan_stalled(serving(), [Problem("engine.args", "remove --port")], Observed(), NOW)
+    assert condition(fresh, "Ready")[:2] == ("False", "InvalidSpec")
+    assert condition(fresh, "DecodeReady")[:2] == ("Unknown", "Unknown")
+    Status.model_validate(fresh.status)
+
+
+def test_the_same_again_changes_nothing() -> None:
+    target = wanted()
+    observed = serving_well(target.revision)
+    first = plan(target, observed, NOW)
+    later = plan(target, replace(observed, status=first.status), datetime(2027, 1, 1, tzinfo=UTC))
+    assert later.status == first.status
+    assert later.events == ()
+
+
+def test_context_is_used() -> None:
+    images = [
+        container["image"]
+        for obj in plan(wanted(context=CONTEXT), Observed(), NOW).apply
+        if obj["kind"] == "Deployment"
+        for container in obj["spec"]["template"]["spec"].get("initContainers", ())
+    ]
+    assert set(images) == {"connector:1"}
