@@ -79,6 +79,9 @@ class Keeper:
     def tick(self) -> None:
         """Once a second: drop what has lapsed, renew what is in use, and try lost messages again."""
         self._counters.holds_ended["lapsed"] += self._ledger.drop_lapsed()
+        policy = self._fleet.document.policy if self._fleet.document is not None else None
+        if policy is not None and (not policy.bidirectional or policy.ttl_seconds == 0):
+            self._ledger.retire_all()  # nothing shall be held any more, and what was held is of no use
         self.flush()
         self._renew_used()
         again, self._again = self._again, []
