@@ -33,12 +33,9 @@ class Cgroups:
         """Return the folder of each hierarchy: one with v2, one per controller (and systemd's) with v1."""
         if self.unified:
             return [self._root]
-        return sorted(
-            folder
-            for folder in self._root.iterdir()
-            # `unified` is the empty v2 hierarchy of hybrid machines; links such as cpu,cpuacct are second names.
-            if not folder.is_symlink() and (folder / "cgroup.procs").exists() and folder.name != "unified"
-        )
+        folders = [] if not self._root.exists() else sorted(self._root.iterdir())
+        # Links such as cpu,cpuacct are second names of a hierarchy.
+        return [each for each in folders if not each.is_symlink() and (each / "cgroup.procs").exists()]
 
     def create(self, name: str) -> None:
         """Make the group `name` in every hierarchy, ready for kubelet to make the pods' groups below."""
@@ -69,13 +66,6 @@ class Cgroups:
             for group in hierarchy.iterdir()
             if plan.cgroup_belongs_to(lab, group.name)
         ]
-
-    def freeze(self, name: str, *, frozen: bool) -> None:
-        """Stop or go on with every process in a node's pods."""
-        if self.unified:
-            (self._root / name / "cgroup.freeze").write_text("1" if frozen else "0")
-        else:
-            (self._root / "freezer" / name / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
 
     def _delegate(self) -> None:
         """Let groups below the root use the controllers that kubelet needs (v2: cgroup.subtree_control)."""

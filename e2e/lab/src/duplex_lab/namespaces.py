@@ -56,7 +56,7 @@ def end_marked_processes(lab: Path) -> int:
 def start_holder(lab: Path, part: str, pause: Path, log: Path) -> ProcessIdentity:
     """Start a process that holds new mount, network, pid, host name and IPC namespaces; returns its identity."""
     words = ["unshare", "-m", "-n", "-p", "-u", "-i", "-f", "--mount-proc", "--propagation", "private"]
-    # unshare stays, marked too, as the holder's parent: only the holder itself may be found under the part's name.
+    # unshare stays, marked too, as the holder's parent: only the holder may be found under the part's name.
     words += ["env", f"{_PART}={part}", str(pause)]
     parent = processes.start(words, log, environment=marked_environment(lab, f"{part}-parent"))
     identity = ProcessIdentity.of(processes.only_child(parent.pid))
@@ -77,8 +77,8 @@ def enter(holder: ProcessIdentity) -> tuple[str, ...]:
 def enter_network(pid: int, resolver: Path) -> tuple[str, ...]:
     """Return the prefix that runs a program of this machine in the network of a process, with that network's DNS.
 
-    Only the network is the other process's. The program keeps this machine's files and pid namespace, so it does not fork:
-    its pid is the one the caller sees. The resolver's file is mounted over /etc/resolv.conf for this program alone.
+    Only the network is the other process's. The program keeps this machine's files and pid namespace, so nothing
+    forks and its pid is the one the caller sees. The resolver's file covers /etc/resolv.conf for this program alone.
     """
     script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
     real = os.path.realpath("/etc/resolv.conf")
