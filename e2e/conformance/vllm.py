@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from duplex_connector.contract import ConnectorKind, Env, Role
+from duplex_connector.install import install
 from duplex_lab.engine import Engine, ensure
 from duplex_lab.progress import Progress
 
@@ -28,7 +29,6 @@ _BLOCK_SIZE: Final = 32
 _SMALL_BLOCKS: Final = 48
 _START_SECONDS: Final = 900.0
 _STOP_SECONDS: Final = 20.0
-_CONNECTOR_SOURCE: Final = Path(__file__).parents[2] / "connector" / "src"
 
 FLAGS: Final = (
     "--dtype",
@@ -134,10 +134,14 @@ class RealEngines:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs / "vllm"
+        self._package = self._logs / "connector"
         self._engine: Engine | None = None
         self._plain: tuple[list[str], Server] | None = None
 
     def __enter__(self) -> Self:
+        # The copy that an init container makes, so that engines of one run have one connector whatever is edited.
+        self._package.mkdir(parents=True, exist_ok=True)
+        install(self._package)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,7 +157,6 @@ class RealEngines:
 
     def start(self, variant: Variant) -> Running:
         """Return the variant's engines, ready."""
-        self._logs.mkdir(parents=True, exist_ok=True)
         plain = self._plain_server(variant)
         servers = {role: self._launch(variant, role) for role in Role}
         try:
@@ -208,7 +211,7 @@ class RealEngines:
             flags += ["--max-model-len", "4096"]
         env: dict[str, Any] = {Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(free_port())}
         guarded = variant.connector is ConnectorKind.GUARDED
-        return self._spawn(f"{variant}-{role.value}", flags, env, source=_CONNECTOR_SOURCE if guarded else None)
+        return self._spawn(f"{variant}-{role.value}", flags, env, source=self._package if guarded else None)
 
     def _spawn(self, name: str, flags: list[str], env: dict[str, str], *, source: Path | None = None) -> Server:
         port = free_port()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .contract import KEEP_PREFIX, Duplex, Params
-from .proof import Decision
+from .proof import Decision, Reason
 
 _HIGHEST_PORT: Final = 65_535
 _LONGEST_SECONDS: Final = 7 * 24 * 3600.0
@@ -117,6 +117,18 @@ def pulling(params: Mapping[str, Any], decision: Decision, *, keep: bool) -> dic
         Params.NUM_TOKENS: decision.tokens,
         Params.REQUEST_ID: KEEP_PREFIX + request_id if keep else request_id,
     }
+
+
+def prepared(params: Mapping[str, Any], decision: Decision, *, keep: bool, groups: int) -> dict[str, Any]:
+    """Return the params as vLLM may see them, after the decision about the blocks that they name.
+
+    `keep`: the holder is to keep its blocks, so it hears of no pull that was not begun. `groups`: KV-cache groups.
+    """
+    if decision.tokens > 0:
+        return pulling(params, decision, keep=keep)
+    if keep or decision.reason is Reason.DISABLED:
+        return without_peer(params)
+    return telling_only(params, groups)
 
 
 def is_kept(notification: bytes) -> bool:

@@ -8,25 +8,24 @@ that prefill has, and computes the prompt itself when it is past. Times are of o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 class Heartbeats:
-    """The heartbeats sent for hand-offs that are waiting to be read."""
+    """The heartbeats sent for hand-offs that wait to be read, each named by its peer's engine id and request id."""
 
     def __init__(self, extension: float) -> None:
         """`extension`: how far a heartbeat moves the deadline, from when it is sent."""
         self._extension = extension
-        self._sent: dict[str, dict[str, list[float]]] = {}
+        self._sent: dict[tuple[str, str], list[float]] = {}
 
-    def sent(self, engine_id: str, request_ids: Iterable[str], now: float) -> None:
-        """Note a heartbeat for these requests of a peer; the peer's others have been read and are forgotten."""
-        before = self._sent.get(engine_id, {})
-        self._sent[engine_id] = {request_id: [*before.get(request_id, ()), now] for request_id in request_ids}
+    def sent(self, engine_id: str, request_id: str, now: float) -> None:
+        """Note a heartbeat."""
+        self._sent.setdefault((engine_id, request_id), []).append(now)
 
-    def keep_only(self, engine_ids: Iterable[str]) -> None:
-        """Forget the peers that nothing waits for."""
-        self._sent = {engine_id: self._sent[engine_id] for engine_id in engine_ids if engine_id in self._sent}
+    def keep_only(self, waiting: Collection[tuple[str, str]]) -> None:
+        """Forget all hand-offs but these, by engine id and request id."""
+        self._sent = {name: moments for name, moments in self._sent.items() if name in waiting}
 
     def deadline(self, engine_id: str, request_id: str, granted: float) -> float:
         """Return until when the peer keeps the request's blocks, which it first granted until `granted`.
@@ -34,7 +33,7 @@ class Heartbeats:
         A heartbeat that was sent after the deadline of its time revives nothing.
         """
         deadline = granted
-        for moment in self._sent.get(engine_id, {}).get(request_id, ()):
+        for moment in self._sent.get((engine_id, request_id), ()):
             if moment < deadline:
                 deadline = max(deadline, moment + self._extension)
         return deadline

@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from .contract import Metric, Params
-from .handle import Instructions, instructions, is_addressed, names_blocks, pulling, telling_only, without_peer
+from .handle import Instructions, instructions, is_addressed, names_blocks, prepared, without_peer
 from .holds import Holds
 from .nixl_stats import GuardedStats
 from .proof import Decision, Group, GroupKind, Outcome, Reason, cut_blocks, decide, publish, seed
@@ -94,12 +94,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
         turn.decision, turn.reason = decision, decision.reason
         # A hand-off is consumed by its one reader, so only a hold can be kept.
         keep = turn.instructions.keep and not turn.is_hand_off
-        if decision.tokens > 0:
-            request.kv_transfer_params = pulling(params, decision, keep=keep)
-        elif keep or decision.reason == Reason.DISABLED:
-            request.kv_transfer_params = without_peer(params)
-        else:
-            request.kv_transfer_params = telling_only(params, len(self._groups))
+        request.kv_transfer_params = prepared(params, decision, keep=keep, groups=len(self._groups))
         if decision.reason != Reason.EMPTY:
             logger.info(
                 "duplex: %s: %s, %s: %d tokens proved, %d of them to load",

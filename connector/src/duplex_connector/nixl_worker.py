@@ -50,12 +50,17 @@ class GuardedWorker(NixlConnectorWorker):  # type: ignore[misc] # vLLM is only t
 
     def _send_heartbeats(self, metadata: Any) -> None:  # noqa: ANN401 - vLLM's NixlConnectorMetadata
         """Remember which heartbeats were sent: vLLM's own skips peers that it has not met yet."""
-        met = [engine_id for engine_id in metadata.heartbeat_by_engine if engine_id in self._remote_agents]
+        waiting = {
+            (engine_id, request_id)
+            for engine_id, beat in metadata.heartbeat_by_engine.items()
+            for request_id in beat.req_ids
+        }
+        met = {name for name in waiting if name[0] in self._remote_agents}
         super()._send_heartbeats(metadata)
-        if metadata.heartbeat_by_engine:
-            self._heartbeats.keep_only(metadata.heartbeat_by_engine)
-        for engine_id in met:
-            self._heartbeats.sent(engine_id, metadata.heartbeat_by_engine[engine_id].req_ids, time.perf_counter())
+        if waiting:
+            self._heartbeats.keep_only(waiting)
+        for name in met:
+            self._heartbeats.sent(*name, time.perf_counter())
 
     def _is_turn2_read_expired(self, meta: Any) -> bool:  # noqa: ANN401 - vLLM's ReqMeta
         """Return whether the peer may have freed the blocks by the end of a read that begins now.

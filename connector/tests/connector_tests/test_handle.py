@@ -14,11 +14,12 @@ from duplex_connector.handle import (
     is_addressed,
     is_kept,
     names_blocks,
+    prepared,
     pulling,
     telling_only,
     without_peer,
 )
-from duplex_connector.proof import Decision, Outcome
+from duplex_connector.proof import Decision, Outcome, Reason
 
 ADDRESSED: dict[str, Any] = {
     Params.DO_REMOTE_PREFILL: False,
@@ -153,3 +154,21 @@ def test_what_reaches_vllm_is_still_json() -> None:
     decision = Decision(Outcome.FULL, proved=90, tokens=90, block_ids=[[4, 9, 12]])
     for params in (without_peer(ADDRESSED), telling_only(ADDRESSED, 1), pulling(ADDRESSED, decision, keep=True)):
         assert json.loads(json.dumps(params)) == params
+
+
+NOTHING = Decision(Outcome.NONE, Reason.DIVERGED)
+
+
+def test_what_is_not_pulled_is_told_unless_it_is_kept() -> None:
+    assert prepared(ADDRESSED, NOTHING, keep=False, groups=2) == telling_only(ADDRESSED, 2)
+    assert prepared(ADDRESSED, NOTHING, keep=True, groups=2) == without_peer(ADDRESSED)
+
+
+def test_an_engine_that_cannot_pull_tells_nobody() -> None:
+    disabled = Decision(Outcome.NONE, Reason.DISABLED)
+    assert prepared(ADDRESSED, disabled, keep=False, groups=1) == without_peer(ADDRESSED)
+
+
+def test_what_is_proved_is_pulled() -> None:
+    decision = Decision(Outcome.FULL, proved=90, tokens=90, block_ids=[[4, 9, 12]])
+    assert prepared(ADDRESSED, decision, keep=True, groups=1) == pulling(ADDRESSED, decision, keep=True)
