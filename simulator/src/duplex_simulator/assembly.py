@@ -23,6 +23,7 @@ from .settings import Settings
 from .sidechannel import Identity, SideChannelClient, SideChannelServer
 from .template import TemplateKind
 from .tokenizer import Tokenizer
+from .transfers import Transfers
 
 
 @dataclass
@@ -60,11 +61,14 @@ def assemble(settings: Settings, clock: Clock) -> Process:
     pool = BlockPool(settings.blocks)
     thinks, lossy = settings.template is TemplateKind.STRIPS_THINKING, settings.tokenizer == "bpe-lossy"
     identity = _identity(settings, layout)
-    peers = SideChannelClient(identity, clock) if identity is not None else None
+    profile = PROFILES[settings.profile]
     holds: Holds | None = None
     connector: Connector | None = None
-    if settings.connector is not None:
+    transfers: Transfers | None = None
+    if settings.connector is not None and identity is not None:
         kv = settings.connector
+        peers = SideChannelClient(identity, clock)
+        transfers = Transfers(peers, pool, clock, metrics, profile, lease=kv.lease, scale=settings.time_scale)
         holds = Holds(lambda tables: engine.free_blocks(tables), kv.lease, kv.guarded)  # noqa: PLW0108 - made below
         connector = (
             GuardedConnector(kv, holds, layout, clock, adapters=dict(settings.adapters), metrics=metrics)
@@ -74,14 +78,14 @@ def assemble(settings: Settings, clock: Clock) -> Process:
     engine = Engine(
         pool=pool,
         model=LanguageModel(tokenizer, settings.seed, thinks=thinks, lossy=lossy),
-        profile=PROFILES[settings.profile],
+        profile=profile,
         clock=clock,
         metrics=metrics,
         max_length=settings.max_length,
         most_running=settings.most_running,
         chunk=settings.chunk,
         connector=connector,
-        peers=peers,
+        transfers=transfers,
         time_scale=settings.time_scale,
     )
     _gauges(metrics, engine, settings)
@@ -104,7 +108,7 @@ def _identity(settings: Settings, layout: Layout) -> Identity | None:
 def _gauges(metrics: Metrics, engine: Engine, settings: Settings) -> None:
     scheduler, pool = engine.scheduler, engine.pool
     metrics.gauge(Metric.KV_USAGE, lambda: pool.usage)
-    metrics.gauge("vllm:num_requests_running", lambda: len(scheduler.running))
+    metrics.gauge("vllm:num_requests_running", lambda: len(scheduler.running) - scheduler.loading)
     metrics.gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting) + scheduler.loading)
     metrics.gauge("vllm:num_requests_waiting_by_reason", lambda: len(scheduler.waiting), reason="capacity")
     metrics.gauge("vllm:num_requests_waiting_by_reason", lambda: scheduler.loading, reason="deferred")

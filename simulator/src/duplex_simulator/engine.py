@@ -7,20 +7,20 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
-from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS, KEEP_PREFIX, Metric, Params
+from duplex_connector.contract import KEEP_PREFIX, Metric
 
 from .blocks import BlockPool
 from .chain import fold
 from .clock import Clock
 from .connector import Connector, Pull
-from .holds import HEARTBEAT_PREFIX
 from .metrics import Metrics
 from .model import LanguageModel
 from .profile import Profile
 from .request import EngineRequest, Status, Token
 from .scheduler import Scheduler
-from .sidechannel import SideChannelClient, TransferError
+from .sidechannel import TransferError
 from .tokenizer import EOS
+from .transfers import ExpiredError, Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,6 @@ class EngineDeadError(Exception):
 
 class LoadFailedError(Exception):
     """KV could not be loaded and the policy is `fail`: HTTP 500 with no reason, as vLLM answers."""
-
-
-class ExpiredError(TransferError):
-    """The peer's deadline is too near to begin a read."""
 
 
 class Engine:
@@ -56,7 +52,7 @@ class Engine:
         most_running: int,
         chunk: int,
         connector: Connector | None,
-        peers: SideChannelClient | None,
+        transfers: Transfers | None,
         time_scale: float = 1.0,
     ) -> None:
         self.pool, self.model, self.clock, self.metrics = pool, model, clock, metrics
@@ -66,7 +62,7 @@ class Engine:
         self.draining = False
         self.corrupt_answers = 0
         self.freed_reads = 0
-        self._profile, self._peers, self._scale = profile, peers, time_scale
+        self._profile, self._transfers, self._scale = profile, transfers, time_scale
         self._device = asyncio.Lock()
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,8 +78,8 @@ class Engine:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._peers is not None:
-            self._peers.close()
+        if self._transfers is not None:
+            await self._transfers.close()
 
     async def drained(self) -> None:
         """Return once nothing runs and nothing is held: what `--shutdown-timeout` waits for (VLLM.md d.4)."""
@@ -174,8 +170,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - as above
             self._die(error)
             return
-        if pull is not None:
-            self._spawn(self._notify(pull))
+        if pull is not None and self._transfers is not None:
+            self._transfers.notify(pull)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Token, None]:
         """Yield the request's tokens; closing the iterator early aborts the request.
@@ -206,9 +202,7 @@ class Engine:
         try:
             if self.connector is not None:
                 self.connector.arrived(request)
-                beats = self._heartbeats(request)
-            else:
-                beats = None
+            beats = self._transfers.heartbeats(request.params) if self._transfers is not None else None
             self.scheduler.add(request)
         except Exception as error:
             raise self._die(error) from error
@@ -229,48 +223,18 @@ class Engine:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def _heartbeats(self, request: EngineRequest) -> asyncio.Task[None] | None:
-        params = request.params or {}
-        keys = (Params.ENGINE_ID, Params.REQUEST_ID, Params.HOST, Params.PORT, Params.TP_SIZE)
-        if self.connector is None or not params.get(Params.DO_REMOTE_PREFILL):
-            return None
-        if any(params.get(key) is None for key in keys):
-            return None
-        engine_id, request_id, host, port, _ = (params[key] for key in keys)
-        return self._spawn(self._beat(engine_id, host, port, f"{HEARTBEAT_PREFIX}{request_id}"))
-
-    async def _beat(self, engine_id: str, host: str, port: int, text: str) -> None:
-        if self.connector is None or self._peers is None:
-            return
-        while True:
-            await self.clock.sleep(self.connector.settings.lease // 6)
-            try:
-                await self._peers.notify(engine_id, host, port, text)
-            except TransferError as error:
-                logger.warning("heartbeat failed: %s", error)
-
-    async def _notify(self, pull: Pull) -> None:
-        if self._peers is None:
-            return
-        try:
-            await self._peers.notify(pull.engine_id, pull.host, pull.port, f"{pull.request_id}:1")
-        except TransferError as error:
-            self.metrics.add("vllm:nixl_num_failed_notifications", 1)
-            self.metrics.add(Metric.NIXL_FAILED, 1)
-            logger.warning("completion notification failed: %s", error)
-
     async def _load(self, request: EngineRequest) -> bool:
         """Wait for the request's KV from a peer; return whether it came.
 
         Where no transfer was started, the wait is for ever (traps 2 to 4).
         """
         pull: Pull | None = request.pull
-        if pull is None:
+        if pull is None or self._transfers is None:
             logger.warning("%s waits for remote KV that nobody fetches", request.request_id)
             await self._death.wait()
             self._check_alive()
             return False
-        task = self._spawn(self._pull(request, pull))
+        task = self._transfers.pull(request, pull)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -284,29 +248,6 @@ class Engine:
     def _release_orphan(self, request: EngineRequest) -> None:
         request.kv.release()
         self._admit()
-
-    async def _pull(self, request: EngineRequest, pull: Pull) -> None:
-        if self._peers is None:
-            raise TransferError("this engine has no side channel")
-        started = self.clock.now()
-        await self._check_expiry(pull)
-        await self.clock.sleep(self._profile.transfer_seconds(request.external) * self._scale)
-        groups = await self._peers.read(pull.engine_id, pull.host, pull.port, pull.request_id, pull.remote)
-        for ids, blocks in zip(pull.local, groups, strict=True):
-            for block, content in zip(ids, blocks, strict=True):
-                self.pool.write(block, 0, content)
-        self._spawn(self._notify(pull))
-        self.metrics.observe("vllm:nixl_xfer_time_seconds", self.clock.now() - started)
-        self.metrics.observe(Metric.NIXL_BYTES, request.external * self._profile.kv_bytes_per_token)
-        self.metrics.observe("vllm:nixl_num_descriptors", sum(map(len, pull.local)))
-
-    async def _check_expiry(self, pull: Pull) -> None:
-        if not pull.turn or pull.expires is None or self._peers is None:
-            return
-        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
-        if self.clock.now() + offset + HANDLE_EXPIRY_MARGIN_SECONDS >= pull.expires:
-            self.metrics.add(Metric.NIXL_EXPIRED, 1)
-            raise ExpiredError("Declining expired remote read")
 
     def _load_failed(self, request: EngineRequest, error: TransferError) -> None:
         logger.warning("%s: KV load failed: %s", request.request_id, error)
@@ -340,9 +281,9 @@ class Engine:
                 continue
             if request.status is not Status.RUNNING:
                 continue
-            if request.pull is not None:
+            if request.pull is not None and self._transfers is not None:
                 # Nothing to load, but the peer must hear that its blocks may go.
-                self._spawn(self._notify(request.pull))
+                self._transfers.notify(request.pull)
                 request.pull = None
             await self._step(request)
 
@@ -362,7 +303,7 @@ class Engine:
             return
         new, admission = upto - kv.computed, request.admissions
         if request.output:
-            await self._sleep(self._profile.decode_seconds(kv.computed) if new == 1 else self._prefill(request, new))
+            await self._sleep(self._profile.decode_seconds() if new == 1 else self._prefill(request, new))
         else:
             async with self._device:
                 await self._sleep(self._prefill(request, new))
@@ -378,10 +319,15 @@ class Engine:
         return grown
 
     def _prefill(self, request: EngineRequest, new: int) -> float:
-        """Return a prefill step's time; one token on top of loaded KV is what decode does in a step."""
+        """Return a prefill step's time, so that the steps of a chunked prefill add up to the time of one.
+
+        One token on top of loaded KV is what decode does in a step.
+        """
         if new == 1 and request.external:
-            return self._profile.decode_seconds(request.kv.computed)
-        return self._profile.prefill_seconds(new, request.kv.computed)
+            return self._profile.decode_seconds()
+        held = min(request.local + request.external, request.kv.computed)
+        done = request.kv.computed - held
+        return self._profile.prefill_seconds(done + new, held) - self._profile.prefill_seconds(done, held)
 
     def _sample(self, request: EngineRequest) -> Token:
         kv, sampling = request.kv, request.sampling
@@ -437,25 +383,3 @@ class Engine:
         self.metrics.add("vllm:request_success", 1, finished_reason=request.status.value)
         self._admit()
         return params
-
-    def state(self) -> dict[str, Any]:
-        """Return what tests look at: blocks, holds, and rules that were broken."""
-        holds = self.connector.holds if self.connector else None
-        return {
-            "blocks": {"total": self.pool.count - 1, "used": self.pool.used, "free": self.pool.free},
-            "requests": {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)},
-            "holds": [
-                {
-                    "requestId": hold.request_id,
-                    "tokens": hold.tokens,
-                    "kind": "turn" if hold.turn else "hand-off",
-                    "secondsLeft": hold.deadline - self.clock.now(),
-                }
-                for hold in (holds.all() if holds else [])
-            ],
-            "holdCounts": dict(vars(holds.counts)) if holds else {},
-            "corruptAnswers": self.corrupt_answers,
-            "freedReads": self.freed_reads,
-            "preemptions": self.scheduler.preemptions,
-            "dead": repr(self.dead) if self.dead else None,
-        }

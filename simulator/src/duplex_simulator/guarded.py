@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from duplex_connector.contract import Metric, Params
-from duplex_connector.handle import instructions, is_addressed, names_blocks, pulling, telling_only, without_peer
+from duplex_connector.handle import instructions, is_addressed, names_blocks, prepared, without_peer
 from duplex_connector.proof import Decision, Outcome, Reason, decide, publish, seed
 from duplex_connector.turn import Turn
 
@@ -58,19 +58,13 @@ class GuardedConnector(StockConnector):
         decision = self._decide(request, params, is_hand_off=turn.is_hand_off)
         turn.decision, turn.reason = decision, decision.reason
         keep = turn.instructions.keep and not turn.is_hand_off
-        if decision.tokens > 0:
-            request.params = pulling(params, decision, keep=keep)
-        elif keep or decision.reason == Reason.DISABLED:
-            request.params = without_peer(params)
-        else:
-            request.params = telling_only(params, len(self.layout.groups))
+        request.params = prepared(params, decision, keep=keep, groups=len(self.layout.groups))
 
     def _decide(self, request: EngineRequest, params: dict[str, Any], *, is_hand_off: bool) -> Decision:
-        if not is_hand_off:
-            if not self.settings.bidirectional or self.settings.host_buffer:
-                return Decision(Outcome.NONE, Reason.DISABLED)
-            if params.get(Params.EXPIRY_TIME) is None:
-                return Decision(Outcome.NONE, Reason.MALFORMED)
+        if not is_hand_off and (not self.settings.bidirectional or self.settings.host_buffer):
+            return Decision(Outcome.NONE, Reason.DISABLED)
+        if params.get(Params.EXPIRY_TIME) is None:
+            return Decision(Outcome.NONE, Reason.MALFORMED)
         return decide(params, request.kv.tokens, seed_bytes=self._seed(request), groups=self.layout.groups)
 
     def _seed(self, request: EngineRequest) -> bytes:

@@ -19,6 +19,7 @@ from .answer import Answer, pieces
 from .assembly import Process
 from .body import ApiError, Asked, ask, load, model_of, prompt_of_chat
 from .engine import EngineDeadError, LoadFailedError
+from .inspection import state
 from .request import EngineRequest
 from .sequence import SequenceKV
 
@@ -174,7 +175,7 @@ class Api:
 
     async def state(self, _: web.Request) -> web.Response:
         """GET /sim/state: blocks, holds and broken rules, for tests."""
-        return web.json_response(self._engine.state())
+        return web.json_response(state(self._engine))
 
 
 @web.middleware
