@@ -21,6 +21,9 @@ from duplex_lab.errors import LabError
 
 _POLL_SECONDS = 0.02
 
+_children: list[subprocess.Popen[bytes]] = []
+"""What `start` started and has not ended: subprocess warns of objects that are dropped before their processes end."""
+
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -153,8 +156,9 @@ def start(
         # setpriv is replaced by the program, and the kernel's parent-death signal stays: no orphan after a kill -9.
         words = ["setpriv", "--pdeathsig", "KILL", *words]
     log.parent.mkdir(parents=True, exist_ok=True)
+    _children[:] = [child for child in _children if child.poll() is None]
     with log.open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -164,6 +168,8 @@ def start(
             env=None if environment is None else dict(environment),
             pass_fds=tuple(pass_fds),
         )
+    _children.append(process)
+    return process
 
 
 def only_child(pid: int, seconds: float = 5.0) -> int:
