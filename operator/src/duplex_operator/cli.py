@@ -78,16 +78,15 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 async def _run(settings: Settings) -> None:
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     reader = HttpStatsReader()
     async with await connect(settings.kubeconfig, user_agent=USER_AGENT) as client:
         host = Host(
             settings=settings, api=client, credentials=client.credentials, stats_reader=reader, clock=SystemClock()
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, host.stop.set)
         try:
-            await host.run(stop)
+            await host.run()
         finally:
             await reader.close()

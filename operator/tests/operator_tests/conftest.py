@@ -22,7 +22,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """Run a control plane with one pretended node and the CRDs installed."""
     with ControlPlane(tmp_path_factory.mktemp("cluster") / "control-plane", fake_nodes=1) as cluster:
         for crd in sorted((ROOT / "crds").glob("*.yaml")):
-            cluster.kubectl("apply", "--server-side", "-f", str(crd))
+            cluster.kubectl("apply", "--server-side", "--field-manager=helm", "-f", str(crd))
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         yield cluster
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Host:
-    """Runs an operator. ``stop`` of ``run`` ends it in order; anything wrong ends it with an exception."""
+    """Runs an operator. Setting ``stop`` ends it in order; anything wrong ends it with an exception."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Host:
         stats_reader: StatsReader,
         clock: Clock,
     ) -> None:
+        self.stop = asyncio.Event()
         self.health = Health()
         self.metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue(clock)
@@ -62,14 +63,14 @@ class Host:
         self.health.add_limit("reconcile", self.queue.longest_held, 180, "one serving has been worked on")
         self.health.add_limit("queue", self.queue.longest_wait, 600, "a serving has waited for a worker")
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self) -> None:
         """Take part until ``stop`` is set; raises what ended the work otherwise."""
         settings = self._settings
         async with serve(self.health, self.metrics, self._refresh, settings.health_host, settings.health_port) as port:
             log.info("probes and metrics on port %d", port)
             beating = asyncio.create_task(self._heart())
             taking_part = asyncio.create_task(self._election.run(self.lead))
-            stopping = asyncio.create_task(stop.wait())
+            stopping = asyncio.create_task(self.stop.wait())
             self.health.ready = True
             tasks = {beating, taking_part, stopping}
             try:
@@ -137,10 +138,12 @@ class Host:
         )
         try:
             await asyncio.shield(watching)
+            # kopf ends without an error only when told to: it takes SIGTERM and SIGINT over from whoever had them.
+            self.stop.set()
+            await asyncio.Event().wait()
         finally:
             stop.set()
             await asyncio.wait({watching})
-        raise RuntimeError("the watch of servings has ended")
 
     def _changed(self, key: Key) -> None:
         self.queue.add_after(key, DEBOUNCE_SECONDS)

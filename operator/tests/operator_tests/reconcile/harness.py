@@ -74,14 +74,13 @@ class World:
     @asynccontextmanager
     async def operator(self, identity: str = "operator-a", **settings: Any) -> AsyncIterator[Host]:
         """Run an operator; leaving the context ends it in order."""
-        stop = asyncio.Event()
         async with await connect(self._kubeconfig, user_agent="duplex-operator") as own:
             host = self.host(own, identity, **settings)
-            running = asyncio.create_task(host.run(stop))
+            running = asyncio.create_task(host.run())
             try:
                 yield host
             finally:
-                stop.set()
+                host.stop.set()
                 await running
 
     def host(self, client: Client, identity: str, **settings: Any) -> Host:
