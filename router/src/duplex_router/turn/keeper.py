@@ -6,11 +6,12 @@ which any prefill engine of its revision passes on (VLLM.md j, m).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from duplex_connector.contract import ConnectorKind, Role
+from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.ledger import Entry, Ledger
@@ -29,10 +30,12 @@ _REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 @dataclass(slots=True)
 class _Message:
-    engine: Engine
+    """`choose` says where to send it, at each try anew; None: there is nobody (left) to take it."""
+
+    choose: Callable[[], Engine | None]
     params: bytes
     kind: str
-    renewed: list[Entry]
+    renewed: list[Entry] = field(default_factory=list)
     sent: float = 0.0
     seconds: float = 0.0
     tries: int = 0
@@ -70,11 +73,9 @@ class Keeper:
         self._counters.holds_ended["spent"] += 1
         self._release([(entry.handle, entry.engine, entry.revision)])
 
-    def release_hand_off(self, params: bytes, revision: str, decode: Engine | None) -> None:
+    def release_hand_off(self, params: bytes, revision: str) -> None:
         """Free what a prefill engine holds for a decode leg that will not come: a refused request says so to it."""
-        engine = decode or next(iter(self._fleet.ready(revision, Role.DECODE)), None)
-        if engine is not None:
-            self._send(_Message(engine, params, "hand-off", []))
+        self._send(_Message(functools.partial(self._fleet.pick_decode, revision), params, "hand-off"))
 
     def tick(self) -> None:
         """Once a second: drop what has lapsed, renew what is in use, and try lost messages again."""
@@ -96,13 +97,12 @@ class Keeper:
             if self._guarded():
                 by_engine.setdefault(engine, []).append(handle.request_id)
                 continue
-            reader = self._fleet.pick_prefill(revision)
-            if reader is not None:
-                self._send(_Message(reader, handle.release(), "release", []))
+            self._send(_Message(functools.partial(self._fleet.pick_prefill, revision), handle.release(), "release"))
         for key, requests in by_engine.items():
             for start in range(0, len(requests), MAX_HOLDS_PER_MESSAGE):
                 part = requests[start : start + MAX_HOLDS_PER_MESSAGE]
-                self._send(_Message(self._fleet.engines[key], renewals(dict.fromkeys(part, 0)), "release", []))
+                params = renewals(dict.fromkeys(part, 0))
+                self._send(_Message(functools.partial(self._fleet.engines.get, key), params, "release"))
 
     def _guarded(self) -> bool:
         document = self._fleet.document
@@ -125,32 +125,41 @@ class Keeper:
                 part = entries[start : start + MAX_HOLDS_PER_MESSAGE]
                 params = renewals({entry.handle.request_id: ttl for entry in part})
                 self._renewing.update(part)
-                self._send(_Message(self._fleet.engines[key], params, "renew", part, seconds=ttl))
+                holder = functools.partial(self._fleet.engines.get, key)
+                self._send(_Message(holder, params, "renew", part, seconds=ttl))
 
     def _send(self, message: _Message) -> None:
+        engine = message.choose()
+        if engine is None:
+            self._close(message, delivered=False)
+            return
         message.tries += 1
         message.sent = self._clock()
         self.outstanding += 1
-        receiver = WholeAnswer(lambda result: self._confirmed(message, result))
-        body = [lease_body(message.params)]
+        receiver = WholeAnswer(lambda result: self._confirmed(message, engine, result))
         receiver.exchange = self._transport.request(
-            message.engine, LEASE_PATH, _HEADERS, body, receiver, seconds=LEASE_SECONDS
+            engine, LEASE_PATH, _HEADERS, [lease_body(message.params)], receiver, seconds=LEASE_SECONDS
         )
 
-    def _confirmed(self, message: _Message, result: Answer | Failure) -> None:
+    def _confirmed(self, message: _Message, engine: Engine, result: Answer | Failure) -> None:
         self.outstanding -= 1
+        if isinstance(result, Failure):
+            engine.failed(self._clock())
         delivered = (
             isinstance(result, Answer)
             and result.status < HTTPStatus.INTERNAL_SERVER_ERROR
             and result.status not in _REFUSED_LOGIN
         )
-        if delivered or message.tries >= MAX_TRIES or message.engine.key not in self._fleet.engines:
-            self._counters.lease_messages[message.kind if delivered else f"{message.kind}-failed"] += 1
-            self._renewing.difference_update(message.renewed)
-            if delivered:
-                self._move_deadlines(message)
+        if delivered or message.tries >= MAX_TRIES:
+            self._close(message, delivered=delivered)
         else:
             self._again.append(message)
+
+    def _close(self, message: _Message, *, delivered: bool) -> None:
+        self._counters.lease_messages[message.kind if delivered else f"{message.kind}-failed"] += 1
+        self._renewing.difference_update(message.renewed)
+        if delivered:
+            self._move_deadlines(message)
 
     def _move_deadlines(self, message: _Message) -> None:
         for entry in message.renewed:

@@ -234,7 +234,7 @@ class Turn:
     def _start_decode(self) -> None:
         engine = self._core.fleet.pick_decode(self._revision, self._affinity()[1], self._failed_engines)
         if engine is None:
-            self._drop_hand_off(None)
+            self._drop_hand_off()
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
             return
         self._phase = Phase.DECODE
@@ -250,10 +250,10 @@ class Turn:
         self._decoder = DecodeLeg(self, settings.silence_seconds)
         self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)
 
-    def _drop_hand_off(self, engine: Engine | None) -> None:
+    def _drop_hand_off(self) -> None:
         """Have the prefill engine free what no decode leg will read."""
         if self._hand_off is not None:
-            self._core.keeper.release_hand_off(self._hand_off, self._revision, engine)
+            self._core.keeper.release_hand_off(self._hand_off, self._revision)
             self._hand_off = None
 
     def decode_failed(self, failure: Failure | Answer) -> None:
@@ -266,7 +266,7 @@ class Turn:
             self._failed_engines.add(engine.key)
             if isinstance(failure, Failure):
                 engine.failed(core.clock())
-        self._drop_hand_off(None)
+        self._drop_hand_off()
         if self._decode_legs < MAX_DECODE_LEGS and self._watched:
             core.counters.retries["decode"] += 1
             if self._offered and not self._subject.guarded:
@@ -361,9 +361,8 @@ class Turn:
             self._give_up_offer()
             self._finish(499)
         elif self._phase is Phase.DECODE and self._exchange is not None and not self._exchange.sent:
-            engine = self._engine
             self._abort_leg()
-            self._drop_hand_off(engine)
+            self._drop_hand_off()
             self._finish(499)
         else:
             # The engine may just have finished: what has arrived is read first, so that its handle is known.

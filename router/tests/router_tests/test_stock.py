@@ -1,0 +1,60 @@
+"""Stock engines: handles are used once, and trusted no further than a former prompt."""
+
+import asyncio
+from pathlib import Path
+
+from duplex_connector.contract import ConnectorKind, Role
+
+from .rig import CORRUPT, Engines, assistant, fresh, launch, router, running, say, say_plain, until, user
+
+
+async def test_plain_continuations_pull_up_to_the_former_prompt(stock: Engines, tmp_path: Path) -> None:
+    async with router(tmp_path, stock.document()) as under_test:
+        await until(lambda: under_test.service.core.templates.probed("r1"))
+        client, messages = under_test.client(), fresh()
+        for turn in range(4):
+            messages.append(user(f"turn {turn}"))
+            said = await say(client, messages, stream=bool(turn % 2))
+            assert said.text == await say_plain(stock, messages)
+            assert (said.tokens["pulled"] > 0) is bool(turn)
+            messages.append(assistant(said.text))
+        assert stock.holds() == 1
+    assert stock.holds() == 0
+    assert stock.corrupt() == 0
+
+
+async def test_edits_and_parallel_turns_are_answered_right(stock: Engines, tmp_path: Path) -> None:
+    async with router(tmp_path, stock.document()) as under_test:
+        await until(lambda: under_test.service.core.templates.probed("r1"))
+        client, first = under_test.client(), [*fresh(), user("first")]
+        one = await say(client, first)
+        second = [*first, assistant(one.text), user("second")]
+        two = await say(client, second)
+        third = [*second, assistant(two.text), user("third")]
+        said = await asyncio.gather(*[say(client, third) for _ in range(3)])
+        assert sum(each.tokens["pulled"] > 0 for each in said) == 1, "the handle is used once"
+        assert {each.text for each in said} == {await say_plain(stock, third)}
+        edited = [*first, assistant(one.text), user("changed my mind")]
+        assert (await say(client, edited)).text == await say_plain(stock, edited)
+        retold = [*first, assistant("I said nothing."), user("second")]
+        assert (await say(client, retold)).text == await say_plain(stock, retold)
+    assert stock.holds() == 0
+    assert stock.corrupt() == 0
+
+
+async def test_a_template_that_strips_thinking_gets_no_reuse(tmp_path: Path) -> None:
+    flags = ("--sim-template", "strips-thinking", "--no-enable-prefix-caching")
+    prefill, decode = (launch(role, ConnectorKind.STOCK, *flags) for role in (Role.PREFILL, Role.DECODE))
+    with running(prefill, decode):
+        engines = Engines(ConnectorKind.STOCK, [prefill], [decode])
+        async with router(tmp_path, engines.document()) as under_test:
+            await until(lambda: under_test.service.core.templates.probed("r1"))
+            client, messages = under_test.client(), [*fresh(), user("first")]
+            one = await say(client, messages)
+            messages += [assistant(f"<think>hm</think>{one.text}"), user("second")]
+            two = await say(client, messages)
+            assert two.reuse == "rejected;reason=unstable-template"
+            assert CORRUPT not in two.text
+            await until(lambda: engines.holds() == 1)  # the second turn's hold replaces the first's
+        assert engines.holds() == 0
+        assert engines.corrupt() == 0
