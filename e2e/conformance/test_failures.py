@@ -6,7 +6,7 @@ import http.client
 import json
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from duplex_connector.contract import ConnectorKind, Duplex, Params, Role
 from duplex_connector.proof import Reason
@@ -14,7 +14,7 @@ from duplex_connector.proof import Reason
 from .checks import ANSWER, GUARDED, PROMPT, STOCK, connector, is_alive, judge, outcome, over, verdict
 from .report import Report
 from .turns import COMPLETIONS as _COMPLETIONS
-from .turns import Reply, Turns, blocks_used, eventually, request
+from .turns import Reply, Turns, blocks_used, eventually, request, samples
 from .variants import Variant
 
 _STOCK_RECOMPUTES = replace(STOCK, recompute=True)
@@ -181,3 +181,24 @@ def test_decode_dies_after_they_met(turns: Turns, variant: Variant, report: Repo
     truth = turns.plain(prompt, 1)
     report.add("decode dies after they met", "guarded", verdict(prefilled.tokens, truth))
     assert prefilled.tokens == truth
+
+
+_LEASE: Final = 30
+
+
+@over(STOCK, GUARDED)
+def test_a_hand_off_is_not_read_after_its_lease(turns: Turns, variant: Variant, report: Report) -> None:
+    prompt = turns.words(PROMPT)
+    prefilled = turns.prefill(prompt)
+    used = eventually(lambda: blocks_used(turns.engines.prefill), 0, seconds=_LEASE + 10)
+    assert used == 0, "prefill still holds the hand-off"
+    late = "vllm:nixl_num_notifications_after_expiry_total"
+    before = samples(turns.engines.prefill).get(late, 0.0)
+    seen = verdict(turns.decode(prompt, prefilled, ANSWER).tokens, turns.plain(prompt, ANSWER))
+    stock = variant.connector is ConnectorKind.STOCK
+    # A stock pair's answer is right for as long as nobody has written to the freed blocks: the simulator never is.
+    assert stock or seen == "right"
+    read = eventually(lambda: samples(turns.engines.prefill).get(late, 0.0) - before, 1.0 if stock else 0.0)
+    assert read == (1.0 if stock else 0.0)
+    note = "read after the lease" if stock else "computed by decode"
+    report.add("decode leg 30 s after the prefill leg", connector(variant), seen, note=note)
