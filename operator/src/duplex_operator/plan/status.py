@@ -22,14 +22,26 @@ from duplex_operator.plan.stats import Total
 _NETWORKS: Final[Mapping[str, str]] = {Backend.LIBFABRIC: "efa", Backend.UCX: "tcp"}
 
 _REJECTIONS: Final = {
-    "prefix": Reason.PREFIX_MISMATCH,
-    "stale": Reason.STALE_HANDLES,
+    "no-proof": Reason.PREFIX_MISMATCH,
+    "malformed": Reason.PREFIX_MISMATCH,
+    "groups-differ": Reason.PREFIX_MISMATCH,
+    "diverged": Reason.PREFIX_MISMATCH,
+    "all-or-nothing": Reason.PREFIX_MISMATCH,
+    "state-full-hit": Reason.PREFIX_MISMATCH,
+    "unproved": Reason.PREFIX_MISMATCH,
+    "shared-history": Reason.PREFIX_MISMATCH,
+    "unstable-template": Reason.PREFIX_MISMATCH,
     "expired": Reason.STALE_HANDLES,
-    "boot": Reason.STALE_HANDLES,
-    "threshold": Reason.BELOW_THRESHOLD,
-    "budget": Reason.BUDGET_EXCEEDED,
+    "engine-gone": Reason.STALE_HANDLES,
+    "revision": Reason.STALE_HANDLES,
+    "spent": Reason.STALE_HANDLES,
+    "preempted": Reason.STALE_HANDLES,
+    "below-threshold": Reason.BELOW_THRESHOLD,
 }
-"""Words in a router's reason for a rejected reuse, and the condition's reason for each."""
+"""Why routers and engines say that a turn was not reused, and the condition's reason for each."""
+
+_LOCAL: Final = "local"
+"""Why not, where prefill had the whole history in its own cache: nothing is wrong then."""
 
 
 def role_status(role: str, wanted: int, revision: str, observed: Observed) -> RoleStatus:
@@ -149,12 +161,13 @@ def reuse_condition(resolved: Resolved, counts: Total) -> Draft:
     if reused or counts.canary_reused:
         seen = f"{reused} of {counts.eligible} eligible turns" if counts.eligible else "the canary's second turn"
         return Draft(kind, True, Reason.REUSE_OBSERVED, f"reused: {seen}")
-    if counts.eligible or counts.canary_reused is False:
-        rejected = next(iter(counts.rejected), "")
-        reason = next((found for word, found in _REJECTIONS.items() if word in rejected), Reason.CANARY_FAILED)
-        words = counts.canary_message or rejected or "the routers give no reason"
-        return Draft(kind, False, reason, f"no turn was reused: {words}")
-    return Draft(kind, None, Reason.NO_TRAFFIC, "no turn that could reuse another has been served yet")
+    rejected = [name for name in counts.rejected if name != _LOCAL]
+    if rejected or counts.canary_reused is False:
+        reason = next((_REJECTIONS[name] for name in rejected if name in _REJECTIONS), Reason.CANARY_FAILED)
+        told = ", ".join(f"{name} {counts.rejected[name]} times" for name in rejected)
+        return Draft(kind, False, reason, f"no turn was reused: {told or counts.canary_message}")
+    had = "; prefill had all histories in its own cache" if _LOCAL in counts.rejected else ""
+    return Draft(kind, None, Reason.NO_TRAFFIC, f"no turn that had to pull another has been served yet{had}")
 
 
 def transport_status(resolved: Resolved, counts: Total) -> TransportStatus:

@@ -196,8 +196,10 @@ def test_another_transport_than_the_wanted_one_is_told() -> None:
         (RouterStats(), ("Unknown", "NoTraffic")),
         (RouterStats(canary_reused=True), ("True", "ReuseObserved")),
         (RouterStats(eligible=4, full=1, canary_reused=False), ("True", "ReuseObserved")),
-        (RouterStats(eligible=4, rejected={"stale handle": 4}), ("False", "StaleHandles")),
-        (RouterStats(canary_reused=False, rejected={"prefix mismatch": 1}), ("False", "PrefixMismatch")),
+        (RouterStats(eligible=4, rejected={"engine-gone": 4}), ("False", "StaleHandles")),
+        (RouterStats(eligible=2, rejected={"local": 2}), ("Unknown", "NoTraffic")),
+        (RouterStats(canary_reused=False, canary_message="HTTP 500"), ("False", "CanaryFailed")),
+        (RouterStats(canary_reused=False, rejected={"diverged": 1}), ("False", "PrefixMismatch")),
     ],
 )
 def test_whether_reuse_works(stats: RouterStats, expected: tuple[str, str]) -> None:
