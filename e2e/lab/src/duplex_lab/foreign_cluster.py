@@ -1,7 +1,7 @@
 """Clusters that the lab does not make itself: kind on Docker, and whatever $KUBECONFIG leads to.
 
-Both follow the documentation of docker, kind and kubectl. Their authors' machines have no Docker daemon, so the command
-lines are tested and the clusters are not.
+Both follow the documentation of docker, kind and kubectl, and have not been run by their authors, whose machines have
+no Docker daemon.
 """
 
 from __future__ import annotations
