@@ -93,6 +93,8 @@ BAD: tuple[tuple[str, dict[str, Any]], ...] = (
         "decode.podTemplate.spec.containers[0].$patch",
         template({"containers": [{"name": "engine", "$patch": "delete"}]}),
     ),
+    ("router.podTemplate.status", {"router": {"podTemplate": {"status": {}}}}),
+    ("router.podTemplate.spec.hostNetwork", {"router": {"podTemplate": {"spec": {"hostNetwork": True}}}}),
     ("router.podTemplate.spec.serviceAccountName", {"router": {"podTemplate": {"spec": {"serviceAccountName": "x"}}}}),
     (
         "router.podTemplate.spec.containers[router].command",

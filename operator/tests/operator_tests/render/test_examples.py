@@ -12,6 +12,7 @@ import yaml
 
 from duplex_operator.api import DisaggregatedServing, validate
 from duplex_operator.api.crd import PlainDumper, custom_resource_definition
+from duplex_operator.api.instances import instance_type
 from duplex_operator.render import FleetRevision, RenderContext, render_fleet, render_serving, revision_of
 from operator_tests.golden import assert_golden
 
@@ -64,6 +65,13 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     if "items" in schema:
         result["items"] = closed(schema["items"])
     return result
+
+
+def test_the_node_group_is_of_a_known_type_in_one_zone() -> None:
+    (group,) = load(EXAMPLES[0].parent / "eks" / "p5en-nodegroup.yaml")["managedNodeGroups"]
+    assert instance_type(group["instanceType"]).efa == 16
+    assert group["efaEnabled"] is True
+    assert len(group["availabilityZones"]) == 1
 
 
 @by_name
