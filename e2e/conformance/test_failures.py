@@ -86,21 +86,16 @@ def test_an_expired_handle(turns: Turns, variant: Variant, report: Report) -> No
 
 @over(replace(STOCK, small_prefill=True), replace(GUARDED, small_prefill=True))
 def test_trap_4_preemption_after_a_pull(turns: Turns, variant: Variant, report: Report) -> None:
-    """Two long prompts that do not fit together: who came last loses its blocks, and with them what it pulled."""
+    """A neighbour has what the prompt still needs: the prompt came last, so it loses its blocks and what it pulled."""
     facts = turns.engines.facts
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
-    # Beside the blocks of a pull that never ends, the first prompt must still fit.
-    room = (facts.small_prefill_blocks - 2) * facts.block_size - PROMPT - ANSWER
-    first_prompt = turns.words(room)
-    prompt = turn.history + turns.words(560)
-
-    def first_leg() -> Reply:
-        reply = turns.prefill(first_prompt)
-        turns.drop(reply)
-        return reply
-
-    first = turns.aside(first_leg)
-    eventually(lambda: blocks_used(turns.engines.prefill) > 0, expected=True)
+    prompt = turn.history + turns.words(200)
+    pulled_blocks = -(-turn.handle[Params.NUM_TOKENS] // facts.block_size)
+    # Room for what is pulled and one step of computing, but not for the whole prompt.
+    neighbour = turns.words((facts.small_prefill_blocks - pulled_blocks - 4) * facts.block_size)
+    body = turns.body(neighbour, 60, None)
+    first = turns.aside(lambda: request(turns.engines.prefill, _COMPLETIONS, body, seconds=facts.answer_seconds))
+    eventually(lambda: blocks_used(turns.engines.prefill) > len(neighbour) // facts.block_size, expected=True)
     wait = facts.answer_seconds + facts.hang_seconds
     fate, prefilled = outcome(turns, prompt, turn.handle, seconds=wait)
     assert first.result().status == http.client.OK

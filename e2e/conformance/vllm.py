@@ -206,7 +206,8 @@ class RealEngines:
             flags += ["--num-gpu-blocks-override", str(_SMALL_BLOCKS), "--max-num-batched-tokens", "128"]
             # Two prompts then take turns, as they do on the simulator.
             flags += ["--long-prefill-token-threshold", "64"]
-            flags += ["--max-model-len", "1400"]
+            # Admit a load that has room although the rest of its prompt has none yet.
+            flags += ["--max-model-len", "1400", "--no-scheduler-reserve-full-isl"]
         else:
             flags += ["--max-model-len", "4096"]
         env: dict[str, Any] = {Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(free_port())}
