@@ -45,7 +45,8 @@ class ConnectorSettings:
 class Pull:
     """One read of a peer's blocks, or, with no `local` blocks, only the notice that the peer may free its own.
 
-    `expires`: on the peer's clock. `turn`: from decode to prefill; else a hand-off.
+    `remote` is what the params say, unchecked. `expires`: on the peer's clock. `turn`: from decode to prefill; else a
+    hand-off.
     """
 
     engine_id: str
@@ -56,6 +57,20 @@ class Pull:
     local: list[list[int]]
     expires: float | None
     turn: bool
+
+    def aligned(self) -> list[list[int]]:
+        """Return the tail of the peer's lists: both are taken to end at the same token (base_worker.py:3788).
+
+        Raises what the worker raises where the lists are too short or no lists: that kills the engine.
+        """
+        if len(self.remote) != len(self.local):
+            raise AssertionError(f"{len(self.remote)} groups of remote blocks for {len(self.local)} local ones")
+        out = []
+        for remote, local in zip(self.remote, self.local, strict=True):
+            if len(remote) < len(local):
+                raise AssertionError(f"{len(remote)} remote blocks for {len(local)} local ones")
+            out.append(list(remote[len(remote) - len(local) :]))
+        return out
 
 
 class Connector(Protocol):
@@ -154,23 +169,11 @@ class StockConnector:
             host,
             port,
             request_id,
-            remote=self._align(params[Params.BLOCK_IDS], local) if loading else [],
+            remote=params[Params.BLOCK_IDS] if loading else [],
             local=local,
             expires=params.get(Params.EXPIRY_TIME),
             turn=bool(params.get(Params.DO_REMOTE_DECODE)),
         )
-
-    @staticmethod
-    def _align(remote: list[list[int]], local: list[list[int]]) -> list[list[int]]:
-        """Take the tail of the peer's lists: both are taken to end at the same token (base_worker.py:3788)."""
-        if len(remote) != len(local):
-            raise AssertionError(f"{len(remote)} groups of remote blocks for {len(local)} local ones")
-        out = []
-        for remote_ids, local_ids in zip(remote, local, strict=True):
-            if len(remote_ids) < len(local_ids):
-                raise AssertionError(f"{len(remote_ids)} remote blocks for {len(local_ids)} local ones")
-            out.append(list(remote_ids[len(remote_ids) - len(local_ids) :]))
-        return out
 
     def pull_failed(self, request: EngineRequest) -> None:
         """Remember nothing: that is what makes trap 3."""

@@ -238,14 +238,19 @@ class Engine:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(lambda _: self._release_orphan(request))
+            task.add_done_callback(lambda done: self._release_orphan(request, done))
             raise
         except TransferError as error:
             self._load_failed(request, error)
             return False
+        except Exception as error:
+            raise self._die(error) from error
         return True
 
-    def _release_orphan(self, request: EngineRequest) -> None:
+    def _release_orphan(self, request: EngineRequest, done: asyncio.Task[None]) -> None:
+        """Free the blocks of a request that was aborted while it loaded; how the load ended no longer matters."""
+        if not done.cancelled():
+            done.exception()
         request.kv.release()
         self._admit()
 

@@ -211,23 +211,23 @@ class SideChannelClient:
         return self._sessions[peer]
 
     async def _shake_hands(self, engine_id: str, host: str, port: int) -> _Session:
-        session = None
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 session = _Session(*await self._connect(host, port))
-                before = self._clock.now()
-                answer, _ = await session.ask({"kind": "hello", "expects": engine_id, "from": self._identity.engine_id})
-                session.offset = answer["now"] - (before + self._clock.now()) / 2
-            self._check(engine_id, answer)
+                try:
+                    await self._introduce(session, engine_id)
+                except BaseException:
+                    session.close()
+                    raise
         except (TimeoutError, OSError, asyncio.IncompleteReadError, KeyError, ValueError) as error:
-            if session is not None:
-                session.close()
             raise TransferError(f"no handshake with engine {engine_id} at {host}:{port}: {error!r}") from error
-        except TransferError:
-            if session is not None:
-                session.close()
-            raise
         return session
+
+    async def _introduce(self, session: _Session, engine_id: str) -> None:
+        before = self._clock.now()
+        answer, _ = await session.ask({"kind": "hello", "expects": engine_id, "from": self._identity.engine_id})
+        session.offset = answer["now"] - (before + self._clock.now()) / 2
+        self._check(engine_id, answer)
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, trying until the handshake's time is up: ZMQ does not report a refused connection either."""

@@ -101,14 +101,18 @@ class Transfers:
             logger.warning("completion notification failed: %s", error)
 
     def pull(self, request: EngineRequest, pull: Pull) -> asyncio.Task[None]:
-        """Begin to read the peer's blocks into the request's; the task raises TransferError where that fails."""
+        """Begin to read the peer's blocks into the request's.
+
+        The task raises TransferError where that fails, and anything else where it kills the engine.
+        """
         return self._spawn(self._pull(request, pull))
 
     async def _pull(self, request: EngineRequest, pull: Pull) -> None:
         started = self._clock.now()
         await self._check_expiry(pull)
+        remote = pull.aligned()
         await self._clock.sleep(self._profile.transfer_seconds(request.external) * self._scale)
-        groups = await self._peers.read(pull.engine_id, pull.host, pull.port, pull.request_id, pull.remote)
+        groups = await self._peers.read(pull.engine_id, pull.host, pull.port, pull.request_id, remote)
         for ids, blocks in zip(pull.local, groups, strict=True):
             for block, content in zip(ids, blocks, strict=True):
                 self._pool.write(block, 0, content)
@@ -118,9 +122,10 @@ class Transfers:
         self._metrics.observe("vllm:nixl_num_descriptors", sum(map(len, pull.local)))
 
     async def _check_expiry(self, pull: Pull) -> None:
+        """Meet the peer, and decline a read that its deadline does not leave time for."""
+        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
         if pull.expires is None:
             return
-        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
         granted = pull.expires - offset
         deadline = self._heartbeats.deadline(pull.engine_id, pull.request_id, granted)
         if self._clock.now() + HANDLE_EXPIRY_MARGIN_SECONDS >= deadline:
