@@ -52,8 +52,9 @@ def judge(
     answered = turns.decode(prompt, prefilled, ANSWER)
     if answered.status != http.client.OK:
         raise AssertionError(f"the decode leg failed: {answered.status} {answered.body}")
-    seen, count = verdict(answered.tokens, turns.plain(prompt, ANSWER)), pulled(prefilled, variant)
-    report.add(check, connector(variant), seen, pulled=count)
+    truth = turns.plain(prompt, ANSWER)
+    seen, count = verdict(answered.tokens, truth), pulled(prefilled, variant)
+    report.add(check, connector(variant), seen, pulled=count, tokens=answered.tokens, plain=truth)
     if variant.connector is ConnectorKind.GUARDED and answered.params:
         turns.release(answered.params)
     return seen, count
