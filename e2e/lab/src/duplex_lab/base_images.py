@@ -46,7 +46,7 @@ print(json.dumps({"prefix": sys.base_prefix, "binary": sys.executable, "stdlib":
 
 @dataclass(frozen=True)
 class Image:
-    """An image as an OCI archive, under the reference that Dockerfiles or pods use."""
+    """An image as an archive that buildah and containerd read, under the reference that Dockerfiles or pods use."""
 
     reference: str
     archive: Path

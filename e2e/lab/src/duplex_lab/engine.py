@@ -68,8 +68,8 @@ def _shim_files() -> list[Path]:
 
 
 def environment_key() -> str:
-    """Return the name of the environment: it changes with the pins, the shim and the Python release."""
-    return _key([sys.version.encode(), REQUIREMENTS.read_bytes(), *(path.read_bytes() for path in _shim_files())])
+    """Return the name of the environment: it changes with the pins and the Python release."""
+    return _key([sys.version.encode(), REQUIREMENTS.read_bytes()])
 
 
 def models_key() -> str:
@@ -118,13 +118,24 @@ def _make_environment(venv: Path, progress: Progress) -> None:
     _uv("venv", "--quiet", "--python", sys.executable, venv)
     # The pins are complete, and some of them disagree with what their neighbours ask for.
     _uv("pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", venv, "-r", REQUIREMENTS)
-    site = next((venv / "lib").glob("python3.*")) / "site-packages"
-    for path in _shim_files():
-        target = site / path.relative_to(IMAGE_FOLDER / "shim")
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(path, target)
     progress.say("engine: trying it")
     _run([venv / "bin" / "python", "-c", "import torch, vllm, nixl._api"])
+
+
+def _site_packages(venv: Path) -> Path:
+    return next((venv / "lib").glob("python3.*")) / "site-packages"
+
+
+def _lay_shim(venv: Path) -> None:
+    """Put the shim's present files into the environment; a running engine keeps what it has loaded."""
+    for path in _shim_files():
+        target = _site_packages(venv) / path.relative_to(IMAGE_FOLDER / "shim")
+        if target.exists() and target.read_bytes() == path.read_bytes():
+            continue
+        target.parent.mkdir(exist_ok=True)
+        fresh = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copy(path, fresh)
+        fresh.replace(target)
 
 
 def _make_models(models: Path, python: Path, progress: Progress) -> None:
@@ -139,7 +150,7 @@ def _make_overlay(overlay: Path, venv: Path, progress: Progress) -> None:
     package = overlay / "vllm"
     for library in package.rglob("*.so"):
         library.unlink()
-    stock = next((venv / "lib").glob("python3.*")) / "site-packages" / "vllm"
+    stock = _site_packages(venv) / "vllm"
     for library in stock.rglob("*.so"):
         target = package / library.relative_to(stock)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +172,7 @@ def ensure(progress: Progress, *, overlay: bool = False) -> Engine:
     with _made_once(venv) as missing:
         if missing:
             _make_environment(venv, progress)
+    _lay_shim(venv)
     engine = Engine(venv, base / f"models-{models_key()}", base / f"overlay-{environment_key()}" if overlay else None)
     with _made_once(engine.models) as missing:
         if missing:

@@ -111,7 +111,8 @@ def _build(file: Path, base: Image, wheels: Path | None, name: str, archive: Pat
     _buildah("bud", *options, str(REPOSITORY))
     unfinished = archive.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
-    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{unfinished}:{name}")
+    # Docker's form of archive, because buildah compresses the other, which takes longer than all else here.
+    _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
     unfinished.replace(archive)
 
 

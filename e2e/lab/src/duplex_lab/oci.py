@@ -92,15 +92,6 @@ def write_archive(path: Path, name: str, layers: Sequence[Path], config: ImageCo
     unfinished.replace(path)
 
 
-def archive_digest(path: Path) -> str:
-    """Return the digest of an archive's one manifest, by which containerd knows the image."""
-    with tarfile.open(path) as archive:
-        index = archive.extractfile("index.json")
-        if index is None:
-            raise LabError(f"{path} is no OCI archive: it has no index.json; remove it, and it is made anew")
-        return str(json.load(index)["manifests"][0]["digest"])
-
-
 def _json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 

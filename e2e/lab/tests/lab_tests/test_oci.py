@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duplex_lab.oci import ImageConfig, archive_digest, write_archive
+from duplex_lab.oci import ImageConfig, write_archive
 
 
 @pytest.fixture
@@ -40,7 +40,6 @@ def test_every_blob_is_found_by_its_digest(tmp_path: Path, layer: Path) -> None:
     files = read(tmp_path / "image.tar")
     entry = json.loads(files["index.json"])["manifests"][0]
     assert entry["annotations"]["io.containerd.image.name"] == "duplex.local/tool:1"
-    assert archive_digest(tmp_path / "image.tar") == entry["digest"]
     manifest = json.loads(blob(files, entry))
     image = json.loads(blob(files, manifest["config"]))
     assert image["config"] == {"Env": ["A=b"], "Entrypoint": ["/bin/tool"], "User": "65532", "WorkingDir": "/"}
@@ -64,7 +63,8 @@ def test_content_changes_the_digest(tmp_path: Path, layer: Path) -> None:
     write_archive(tmp_path / "first.tar", "a/b:1", [layer], ImageConfig())
     (layer / "bin" / "tool").write_text("#!/bin/bash\n")
     write_archive(tmp_path / "second.tar", "a/b:1", [layer], ImageConfig())
-    assert archive_digest(tmp_path / "first.tar") != archive_digest(tmp_path / "second.tar")
+    first, second = (json.loads(read(tmp_path / name)["index.json"]) for name in ("first.tar", "second.tar"))
+    assert first["manifests"][0]["digest"] != second["manifests"][0]["digest"]
 
 
 def test_a_failed_write_leaves_no_archive(tmp_path: Path) -> None:
