@@ -182,8 +182,8 @@ def _selected(obj: KubeObject, selection: Selection) -> bool:
     if selection.namespace is not None and obj["metadata"].get("namespace") != selection.namespace:
         return False
     labels = obj["metadata"].get("labels") or {}
-    pairs = [term.split("=", 1) for term in selection.label_selector.split(",") if term]
-    return all(labels.get(key) == value for key, value in pairs)
+    terms = [term.partition("=") for term in selection.label_selector.split(",") if term]
+    return all(labels.get(key) == value if equals else key in labels for key, equals, value in terms)
 
 
 def _merge(target: dict[str, Any], desired: dict[str, Any], former: dict[str, Any]) -> None:

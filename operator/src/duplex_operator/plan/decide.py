@@ -199,6 +199,10 @@ def _with_kept_pods(engines: Sequence[KubeObject], kept: Sequence[KubeObject]) -
     return tuple({**obj, "spec": spec} for obj, spec in zip(engines, specs, strict=True))
 
 
+def _without_size(obj: KubeObject) -> KubeObject:
+    return {**obj, "spec": {key: value for key, value in obj["spec"].items() if key != "replicas"}}
+
+
 def _resized(obj: KubeObject, replicas: int) -> KubeObject:
     return {**obj, "spec": {**obj["spec"], "replicas": replicas}}
 
@@ -221,7 +225,8 @@ def _keep(serving: DisaggregatedServing, revision: str, engines: Sequence[KubeOb
         "metadata": {**metadata, "name": f"{serving.name}-{revision}", "labels": labels},
         # Revisions of a serving are told apart by name; this number is only required.
         "revision": 1,
-        "data": {"engines": list(engines)},
+        # Without the size, which is not the revision's: the same revision is kept in the same words whenever it begins.
+        "data": {"engines": [_without_size(obj) for obj in engines]},
     }
 
 

@@ -303,17 +303,8 @@ async def test_an_object_of_somebody_else_is_not_taken_over(world: World) -> Non
 
 async def test_a_leader_that_lost_its_lease_ends_and_the_next_one_raises_the_fleet_version(world: World) -> None:
     with pytest.raises(LostLeadershipError, match="another operator"):
-        async with world.operator("operator-a"):
-            await world.put(a_serving("chat", world.namespace))
-            await world.rolled_out("chat")
-            term = (await world.fleet("chat"))["version"][0]
-            lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
-            assert lease["spec"]["holderIdentity"] == "operator-a"
-            lease["spec"]["holderIdentity"] = "nobody"
-            await world.client.replace(lease, LEASES)
-            await asyncio.sleep(5)
-            lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
-            assert lease["spec"]["holderIdentity"] == "nobody"  # it did not take it back
+        await _lose_the_lease(world)
+    term = (await world.fleet("chat"))["version"][0]
     async with world.operator("operator-b") as second:
 
         async def taken() -> bool:
@@ -327,6 +318,19 @@ async def test_a_leader_that_lost_its_lease_ends_and_the_next_one_raises_the_fle
             return bool(fleet["policy"]["ttlSeconds"] == 60 and fleet["version"][0] > term)
 
         await eventually(raised)
+
+
+async def _lose_the_lease(world: World) -> None:
+    async with world.operator("operator-a"):
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+        lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
+        assert lease["spec"]["holderIdentity"] == "operator-a"
+        lease["spec"]["holderIdentity"] = "nobody"
+        await world.client.replace(lease, LEASES)
+        await asyncio.sleep(5)
+        lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
+        assert lease["spec"]["holderIdentity"] == "nobody"  # it did not take it back
 
 
 async def test_two_operators_one_namespace_one_writer(world: World, control_plane: ControlPlane) -> None:
@@ -368,7 +372,7 @@ async def _a_life_of(world: World, kubeconfig: Path, *, writes: int, identity: s
     async with await connect(kubeconfig, user_agent="duplex-operator") as own:
         host = world.host(own, identity)
         leading = asyncio.create_task(host.lead(_Fenced(guard)))
-        done, _ = await asyncio.wait({leading}, timeout=20)
+        await asyncio.wait({leading}, timeout=20)
         leading.cancel()
         await asyncio.wait({leading})
 
