@@ -30,13 +30,11 @@ _FOLDERS: Final = ("etc", "tmp", "var/tmp", "root", "proc", "sys", "dev", "run",
 _LEFT_OUT: Final = ("test", "idlelib", "ensurepip", "tkinter", "turtledemo", "site-packages", "dist-packages")
 """Parts of the standard library that no container of ours needs, and what is installed beside it."""
 _LOADED_AT_RUN_TIME: Final = (
-    "libnss_files.so.2",
-    "libnss_dns.so.2",
-    "libresolv.so.2",
-    "libgcc_s.so.1",
-    "libstdc++.so.6",
+    *("libnss_files.so.2", "libnss_dns.so.2"),
+    *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libutil.so.1", "libresolv.so.2"),
+    *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 )
-"""Libraries that glibc and wheels open by name, so that ldd does not see them."""
+"""Libraries that glibc opens by name, and those that wheels may count on wherever they run (PEP 600)."""
 _QUERY: Final = """
 import json, site, sys, sysconfig
 print(json.dumps({"prefix": sys.base_prefix, "binary": sys.executable, "stdlib": sysconfig.get_path("stdlib"),
