@@ -35,6 +35,22 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|> {{ message['role'] }} {{ message['content'] }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
+# Common words that the corpus, which is about Python, does not all have: prose of them is one token a word.
+COMMON_WORDS = """
+the be to of and a in that have I it for not on with he as you do at this but his by from they we say her she or an
+will my one all would there their what so up out if about who get which go me when make can like time no just him know
+take people into year your good some could them see other than then now look only come its over think also back after
+use two how our work first well way even new want because any these give day most us is are was were been being has had
+did does done said says made came went saw got knew thought took found left right long little own old great big high
+small large next early young important few public bad same able man men woman women child children life world school
+state family student group country problem hand part place case week company system program question government number
+night point home water room mother area money story fact month lot study book eye job word business issue side kind
+head house service friend father power hour game line end member law car city community name president team minute idea
+body information parent face others level office door health person art war history party result change morning reason
+research girl guy moment air teacher force education foot boy age policy music mind market sense college interest death
+course experience tax price here still those where much through before between must too under very years last never
+down should while many might off each both against since during without again around however three every another
+""".split()  # noqa: SIM905 - a list literal of words is harder to read
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 128,
@@ -64,7 +80,7 @@ def _corpus() -> str:
 
 def word_tokenizer() -> Tokenizer:
     """Return a tokenizer of one token per word, whose decoded text always encodes to the same tokens."""
-    words = dict.fromkeys([*SPECIAL, "system", "user", "assistant"])
+    words = dict.fromkeys([*SPECIAL, "system", "user", "assistant", *COMMON_WORDS])
     words.update(dict.fromkeys(re.findall(r"[^\s]+", _corpus())))
     chosen = list(words)[:VOCABULARY]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(chosen)}, unk_token=UNKNOWN))
