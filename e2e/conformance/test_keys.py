@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from duplex_connector.contract import LEASE_MODEL, ConnectorKind, Duplex, Params
 
-from .checks import ANSWER, GUARDED, PROMPT, STOCK, over
+from .checks import ANSWER, GUARDED, PROMPT, STOCK, connector, over
 from .report import Report
 from .turns import ALONE, CHAT, COLD, COMPLETIONS, Turns, blocks_used, eventually, request, stream
 from .variants import MODEL, Variant
@@ -84,12 +85,24 @@ def test_a_stream_carries_the_handle_in_its_finish_chunk(turns: Turns, path: str
 
 
 @over(STOCK, GUARDED)
-def test_decode_alone_keeps_the_chain_alive_only_with_params(turns: Turns) -> None:
-    body = turns.body(turns.words(200), 8, ALONE)
-    kept = request(turns.engines.decode, COMPLETIONS, body)
+def test_a_turn_of_decode_alone(turns: Turns, variant: Variant, report: Report) -> None:
+    """It leaves a hold only where params were sent; a stock engine never frees that one, whoever reads it."""
     without = request(turns.engines.decode, COMPLETIONS, turns.body(turns.words(200), 8, None))
-    assert kept.params[Params.NUM_TOKENS] == 200 + 8 - 1
     assert without.params == {}
+    before = blocks_used(turns.engines.decode)
+    prompt = turns.words(200)
+    kept = request(turns.engines.decode, COMPLETIONS, turns.body(prompt, 8, ALONE))
+    assert kept.params[Params.NUM_TOKENS] == 200 + 8 - 1
+    following = prompt + kept.tokens + turns.words(40)
+    prefilled = turns.prefill(following, kept.params)
+    assert prefilled.tokens == turns.plain(following, 1)
+    turns.drop(prefilled)
+    pinned = 0 if variant.connector is ConnectorKind.GUARDED else -(-207 // turns.engines.facts.block_size)
+    seen = eventually(lambda: blocks_used(turns.engines.decode), before + pinned)
+    # Long enough for a notification that would still free them.
+    time.sleep(1)
+    assert (seen, blocks_used(turns.engines.decode)) == (before + pinned, before + pinned)
+    report.add("decode alone, then pulled: blocks still pinned", connector(variant), str(pinned))
 
 
 @over(STOCK, GUARDED)

@@ -141,6 +141,10 @@ class StockConnector:
         params = request.params
         if not params:
             return None
+        if params.get(Params.DO_REMOTE_DECODE) or (
+            params.get(Params.DO_REMOTE_PREFILL) and self.settings.bidirectional
+        ):
+            request.tracked = True
         reads_turn = (
             params.get(Params.DO_REMOTE_DECODE)
             and self.settings.bidirectional
@@ -197,7 +201,7 @@ class StockConnector:
         tokens = request.kv.computed
         blocks = request.kv.exported()
         tables = request.kv.hand_over()
-        self.holds.add(Hold(request.request_id, tables, tokens, deadline, turn=not is_prefill))
+        self.holds.add(Hold(request.request_id, tables, tokens, deadline, turn=not is_prefill, tracked=request.tracked))
         answer: dict[str, Any] = {
             Params.DO_REMOTE_PREFILL: is_prefill,
             Params.DO_REMOTE_DECODE: not is_prefill,

@@ -85,6 +85,7 @@ class GuardedConnector(StockConnector):
         if turn.instructions.keep and not turn.is_hand_off and loading == 0 and request.params:
             request.params = without_peer(request.params)
         pull = super().admitted(request, loading)
+        request.tracked = True
         turn.admit(loading)
         return pull
 

@@ -13,13 +13,18 @@ HEARTBEAT_PREFIX: Final = "HB:"
 
 @dataclass
 class Hold:
-    """The blocks of one finished request. `turn`: a decode engine's finished turn; else a prefill's hand-off."""
+    """The blocks of one finished request.
+
+    `turn`: a decode engine's finished turn; else a prefill's hand-off. `tracked`: whether the worker was told of the
+    request; a stock one is not where decode computed a turn alone, and then nothing ever frees its blocks.
+    """
 
     request_id: str
     tables: list[list[int]]
     tokens: int
     deadline: float
     turn: bool
+    tracked: bool = True
 
 
 @dataclass
@@ -74,14 +79,15 @@ class Holds:
         if text.startswith(HEARTBEAT_PREFIX):
             for request_id in text.removeprefix(HEARTBEAT_PREFIX).split(","):
                 hold = self._held.get(request_id)
-                if hold is not None and not hold.turn:
+                if hold is not None and hold.tracked:
                     hold.deadline = max(hold.deadline, now + self.lease * 2 // 3)
             return
         request_id = text.rpartition(":")[0]
         if self.guarded and request_id.startswith(KEEP_PREFIX):
             self.counts.kept += 1
             return
-        if request_id not in self._held:
+        hold = self._held.get(request_id)
+        if hold is None or not hold.tracked:
             self.counts.late += 1
             return
         self.counts.consumed += 1
@@ -101,7 +107,7 @@ class Holds:
 
     def reap(self, now: float) -> None:
         """End every hold whose deadline has passed."""
-        for hold in [hold for hold in self._held.values() if hold.deadline <= now]:
+        for hold in [hold for hold in self._held.values() if hold.tracked and hold.deadline <= now]:
             self.counts.expired += 1
             if hold.turn:
                 self.counts.lapses += 1

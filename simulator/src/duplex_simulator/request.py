@@ -41,6 +41,7 @@ class EngineRequest:
 
     `external`: tokens loaded from a peer in the current admission. `cached`: local and loaded tokens of the first one.
     `turn`: the guarded connector's state. `preempted`: its blocks were taken for another; it queues again.
+    `tracked`: whether the connector's worker knows the request, without which it ends no hold of it.
     `admissions`: how often it was given blocks, so that a step knows whether they are still those it began with.
     """
 
@@ -56,6 +57,7 @@ class EngineRequest:
     output: list[int] = field(default_factory=list)
     turn: Turn | None = None
     marked: bool = False
+    tracked: bool = False
     preempted: bool = False
     admissions: int = 0
     admitted: asyncio.Event = field(default_factory=asyncio.Event)

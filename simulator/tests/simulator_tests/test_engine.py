@@ -75,14 +75,19 @@ async def _settled(side: Node, used: int) -> None:
     assert side.used == used
 
 
-async def test_decode_alone_holds_only_what_was_asked_for() -> None:
+@pytest.mark.parametrize(("kind", "left"), [(STOCK, 3), (GUARDED, 0)])
+async def test_decode_alone_holds_only_what_was_asked_for(kind: ConnectorKind, left: int) -> None:
     clock = VirtualClock()
     alone = {Params.DO_REMOTE_PREFILL: False, Params.DO_REMOTE_DECODE: False}
-    async with node(clock, kind=STOCK) as d:
+    async with node(clock, kind=kind) as d:
         assert (await d.leg(words(40), 8)).params == {}
         assert d.used == 0
         assert (await d.leg(words(40), 8, alone)).params[Params.NUM_TOKENS] == 47
         assert d.used == 3
+        # A stock worker was never told of the request: its blocks stay pinned for good.
+        clock.move(500)
+        await asyncio.sleep(0.15)
+        assert d.used == left
 
 
 async def test_a_hand_off_lapses_with_its_lease() -> None:

@@ -34,13 +34,23 @@ def test_a_kept_read_frees_nothing_on_a_guarded_holder() -> None:
     assert (freed, stock.counts.late) == ([], 1)
 
 
-def test_heartbeats_extend_hand_offs_to_two_thirds_of_the_lease() -> None:
+def test_heartbeats_extend_to_two_thirds_of_the_lease_from_now() -> None:
     holds, _ = _holds()
-    holds.notified("HB:hand-off,turn,unknown", 105)
+    holds.notified("HB:hand-off,unknown", 105)
     hand_off, turn = holds.all()
     assert (hand_off.deadline, turn.deadline) == (130.0, 160.0)
-    holds.notified("HB:hand-off,turn", 125)
+    holds.notified("HB:hand-off", 125)
     assert (hand_off.deadline, turn.deadline) == (145.0, 160.0)
+
+
+def test_nothing_ends_a_hold_that_the_worker_was_not_told_of() -> None:
+    holds, freed = _holds(guarded=False)
+    holds.add(Hold("alone", [[3]], 16, deadline=110.0, turn=True, tracked=False))
+    holds.notified("alone:1", 100)
+    holds.reap(1000)
+    assert [hold.request_id for hold in holds.all()] == ["alone"]
+    assert [[3]] not in freed
+    assert holds.counts.late == 1
 
 
 @pytest.mark.parametrize(("now", "left"), [(129.9, 2), (130.0, 1), (160.0, 0)])

@@ -19,7 +19,7 @@ import pytest
 
 from duplex_connector.contract import ConnectorKind, Env, Params
 
-from .nodes import transfer
+from .nodes import COLD, transfer
 
 ALONE = {Params.DO_REMOTE_PREFILL: False, Params.DO_REMOTE_DECODE: False}
 START_SECONDS = 60.0
@@ -75,16 +75,15 @@ def serving(*flags: str) -> Iterator[Server]:
 
 def test_a_drain_waits_for_holds_and_answers_new_requests_with_an_abort() -> None:
     with serving("--shutdown-timeout", "30") as server:
-        held = server.turn()[Params.FIELD]
+        held = server.turn(**{Params.FIELD: COLD})[Params.FIELD]
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         late = server.turn()
         assert (late["choices"][0]["finish_reason"], late[Params.FIELD]) == ("abort", None)
         assert server.ask("/health")[0] == 200
         assert server.process.poll() is None
-        params = {**held, Params.DO_REMOTE_PREFILL: True, Params.DO_REMOTE_DECODE: False}
         # Rejected at the holder itself, which then tells itself that the blocks may go.
-        assert server.ask("/v1/completions", {"model": "other", "prompt": "x", Params.FIELD: params})[0] == 404
+        assert server.ask("/v1/completions", {"model": "other", "prompt": "x", Params.FIELD: held})[0] == 404
         assert server.process.wait(10) == 0
 
 
