@@ -1,7 +1,7 @@
 """Real vLLM on CPU as a provider of engines: servers on loopback that move KV with the real NixlConnector.
 
-A server takes 1.4 to 2.9 GiB and half a minute of two idle cores to start, so one set runs at a time, and the plain
-server stays for the next variant where it would be the same.
+A server takes 1.4 to 2.9 GiB and half a minute of two idle cores to start, so one set runs at a time, and a server that
+the next variant needs just so goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from duplex_connector.contract import ConnectorKind, Env, Role
 from duplex_connector.install import install
@@ -27,6 +27,7 @@ from .variants import ADAPTER, MODEL, Facts, Family, Running, Variant
 _HOST: Final = "127.0.0.1"
 _BLOCK_SIZE: Final = 32
 _SMALL_BLOCKS: Final = 48
+_PLAIN: Final = "plain"
 _START_SECONDS: Final = 900.0
 _STOP_SECONDS: Final = 20.0
 
@@ -69,14 +70,21 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def is_healthy(self) -> bool:
-        """Return whether it serves; raises StartError where it has ended."""
-        if self.process.poll() is not None:
-            raise StartError(f"{self.name} ended; its log {self.log} ends:\n{self._tail()}")
+    def lives(self) -> bool:
+        """Return whether it runs and serves."""
+        return self.process.poll() is None and self._answers()
+
+    def _answers(self) -> bool:
         try:
             return request(self.url, "/health", seconds=5).status == 200  # noqa: PLR2004 - HTTP OK
         except NoAnswerError:
             return False
+
+    def is_healthy(self) -> bool:
+        """Return whether it serves; raises StartError where it has ended."""
+        if self.process.poll() is not None:
+            raise StartError(f"{self.name} ended; its log {self.log} ends:\n{self._tail()}")
+        return self._answers()
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
@@ -105,10 +113,10 @@ class Server:
 
 
 @dataclass
-class RealPair:
-    """One variant's prefill and decode engines, beside a plain one that others may use after them."""
+class RealSet:
+    """One variant's engines."""
 
-    servers: dict[Role, Server]
+    servers: dict[str, Server]
     prefill: str
     decode: str
     plain: str
@@ -116,15 +124,11 @@ class RealPair:
 
     def kill(self, role: Role) -> None:
         """End one engine without warning."""
-        self.servers[role].signal(signal.SIGKILL)
-        self.servers[role].process.wait()
+        self.servers[role.value].signal(signal.SIGKILL)
+        self.servers[role.value].process.wait()
 
     def close(self) -> None:
-        """End both."""
-        for server in self.servers.values():
-            server.signal(signal.SIGTERM)
-        for server in self.servers.values():
-            server.stop()
+        """Do nothing: who started them knows which of them go on."""
 
 
 class RealEngines:
@@ -136,7 +140,7 @@ class RealEngines:
         self._logs = logs / "vllm"
         self._package = self._logs / "connector"
         self._engine: Engine | None = None
-        self._plain: tuple[list[str], Server] | None = None
+        self._running: dict[str, tuple[list[str], Server]] = {}
 
     def __enter__(self) -> Self:
         # The copy that an init container makes, so that engines of one run have one connector whatever is edited.
@@ -145,8 +149,14 @@ class RealEngines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._plain is not None:
-            self._plain[1].stop()
+        self._stop(list(self._running))
+
+    def _stop(self, names: list[str]) -> None:
+        ended = [self._running.pop(name)[1] for name in names]
+        for server in ended:
+            server.signal(signal.SIGTERM)
+        for server in ended:
+            server.stop()
 
     @property
     def engine(self) -> Engine:
@@ -157,16 +167,19 @@ class RealEngines:
 
     def start(self, variant: Variant) -> Running:
         """Return the variant's engines, ready."""
-        plain = self._plain_server(variant)
-        servers = {role: self._launch(variant, role) for role in Role}
-        try:
-            for server in (plain, *servers.values()):
-                server.await_health()
-        except BaseException:
-            for server in servers.values():
-                server.stop()
-            raise
-        return RealPair(servers, servers[Role.PREFILL].url, servers[Role.DECODE].url, plain.url, self._facts(plain.url))
+        wanted = {role.value: self._role_flags(variant, role) for role in Role}
+        wanted[_PLAIN] = self._model_flags(variant)
+        stale = [name for name, (flags, server) in self._running.items() if flags != wanted[name] or not server.lives()]
+        self._stop(stale)
+        for name, flags in wanted.items():
+            if name not in self._running:
+                self._running[name] = flags, self._spawn(variant, name, flags)
+        servers = {name: server for name, (_, server) in self._running.items()}
+        for server in servers.values():
+            server.await_health()
+        urls = {name: server.url for name, server in servers.items()}
+        facts = self._facts(urls[_PLAIN])
+        return RealSet(servers, urls[Role.PREFILL.value], urls[Role.DECODE.value], urls[_PLAIN], facts)
 
     @staticmethod
     def _facts(plain: str) -> Facts:
@@ -181,15 +194,6 @@ class RealEngines:
             version=str(request(plain, "/version").body["version"]),
         )
 
-    def _plain_server(self, variant: Variant) -> Server:
-        flags = self._model_flags(variant)
-        if self._plain is not None and self._plain[0] == flags and self._plain[1].process.poll() is None:
-            return self._plain[1]
-        if self._plain is not None:
-            self._plain[1].stop()
-        self._plain = flags, self._spawn("plain", flags, {})
-        return self._plain[1]
-
     def _model_flags(self, variant: Variant) -> list[str]:
         models = self.engine.models
         flags = [str(models / ("window" if variant.family is Family.WINDOW else "tiny")), *FLAGS]
@@ -198,29 +202,27 @@ class RealEngines:
             flags += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={models / 'adapter'}"]
         return flags
 
-    def _launch(self, variant: Variant, role: Role) -> Server:
+    def _role_flags(self, variant: Variant, role: Role) -> list[str]:
         flags = [*self._model_flags(variant), "--kv-transfer-config", json.dumps(transfer_config(variant, role))]
         if role is Role.PREFILL and not variant.prefill_caching:
             flags.append("--no-enable-prefix-caching")
         if role is Role.PREFILL and variant.small_prefill:
-            flags += ["--num-gpu-blocks-override", str(_SMALL_BLOCKS), "--max-num-batched-tokens", "128"]
-            # Two prompts then take turns, as they do on the simulator.
-            flags += ["--long-prefill-token-threshold", "64"]
+            flags += ["--num-gpu-blocks-override", str(_SMALL_BLOCKS), "--max-num-batched-tokens", "64"]
             # Admit a load that has room although the rest of its prompt has none yet.
             flags += ["--max-model-len", "1400", "--no-scheduler-reserve-full-isl"]
         else:
             flags += ["--max-model-len", "4096"]
-        env: dict[str, Any] = {Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(free_port())}
-        guarded = variant.connector is ConnectorKind.GUARDED
-        return self._spawn(f"{variant}-{role.value}", flags, env, source=self._package if guarded else None)
+        return flags
 
-    def _spawn(self, name: str, flags: list[str], env: dict[str, str], *, source: Path | None = None) -> Server:
+    def _spawn(self, variant: Variant, name: str, flags: list[str]) -> Server:
         port = free_port()
         command = [str(self.engine.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
         command += ["--host", _HOST, "--port", str(port)]
-        paths = [str(path) for path in (self.engine.overlay, source) if path is not None]
-        full = {**os.environ, **ENVIRONMENT, **env, Env.HOST_IP: _HOST, Env.PYTHON_PATH: os.pathsep.join(paths)}
-        log = self._logs / f"{name}.log"
+        guarded = variant.connector is ConnectorKind.GUARDED
+        paths = [str(path) for path in (self.engine.overlay, self._package if guarded else None) if path is not None]
+        env = {**os.environ, **ENVIRONMENT, Env.HOST_IP: _HOST, Env.PYTHON_PATH: os.pathsep.join(paths)}
+        env |= {Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(free_port())}
+        log = self._logs / f"{variant}-{name}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(command, env=full, stdout=out, stderr=out, start_new_session=True)
-        return Server(name, f"http://{_HOST}:{port}", process, log)
+            process = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
+        return Server(log.stem, f"http://{_HOST}:{port}", process, log)
