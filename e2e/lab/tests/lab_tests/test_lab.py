@@ -129,7 +129,7 @@ def test_containers_of_the_host_runtime_run_this_machines_python(small: LocalClu
     image = host_image(PROBE_IMAGE)
     small.node("node1").import_image(image.archive, image.reference)
     program = (
-        "import os, ssl, sys; print(sys.version_info[:2], os.access('/usr/bin', os.W_OK), os.path.exists('/root/.ssh'))"
+        "import os, ssl, sys; print(sys.version_info[:2], os.access('/usr/bin', os.W_OK), os.path.exists(os.path.expanduser('~root/.ssh')))"
     )
     container = {
         "name": "probe",
