@@ -51,6 +51,12 @@ ARGS_RULE: Final = Rule(
     + ", ".join(REFUSED_FLAGS)
     + ". Remove them and set the field of spec that stands for each (model, engine, prefill, decode, kvTransfer)",
 )
+CONTEXT_PARALLEL_FLAGS: Final = ("--prefill-context-parallel-size", "-pcp")
+CONTEXT_PARALLEL_RULE: Final = Rule(
+    f"!has(self.args) || !self.args.exists(a, a.split('=')[0].replace('_', '-') in {cel_list(CONTEXT_PARALLEL_FLAGS)})",
+    "args: prefill context parallelism cannot be had together with pulls from decode (vLLM's connector refuses it): "
+    "remove --prefill-context-parallel-size and raise tensorParallelSize",
+)
 ENV_RULE: Final = Rule(
     f"!has(self.env) || !self.env.exists(e, e.name in {cel_list(REFUSED_ENV)})",
     "env: the operator writes these variables itself: " + ", ".join(REFUSED_ENV) + ". Remove them",
@@ -173,6 +179,7 @@ class Engine(ApiModel):
             "set engine.version to the vLLM release inside, such as 0.33.0",
         ),
         ARGS_RULE,
+        CONTEXT_PARALLEL_RULE,
         ENV_RULE,
     )
 

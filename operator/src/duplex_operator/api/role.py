@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from duplex_operator.api.base import ApiModel, PodTemplate, Resources, Rule, with_rules
-from duplex_operator.api.engine import ARGS_RULE, ENV_RULE, Arguments, Environment, cel_list
+from duplex_operator.api.engine import ARGS_RULE, CONTEXT_PARALLEL_RULE, ENV_RULE, Arguments, Environment, cel_list
 from duplex_operator.api.instances import INSTANCE_TYPES
 
 NEURON_PATTERN: Final = "^(ml[.])?trn"
@@ -81,6 +81,7 @@ class Role(ApiModel):
             "NIXL can address: lower replicas, or run a second serving",
         ),
         ARGS_RULE,
+        CONTEXT_PARALLEL_RULE,
         ENV_RULE,
     )
 

@@ -44,6 +44,11 @@ CASES = (
         {"decode": {"args": ["--kv-transfer-conf", "{}"]}},
     ),
     Case(
+        "args: prefill context parallelism",
+        {"prefill": {"args": ["--decode-context-parallel-size", "1"]}},
+        {"prefill": {"args": ["--prefill-context-parallel-size=2"]}},
+    ),
+    Case(
         "env: the operator writes these variables",
         {"decode": {"env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}]}},
         {"decode": {"env": [{"name": "FI_PROVIDER", "value": "tcp"}]}},
