@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,12 @@ def build_image(name: str, progress: Progress) -> Image:
         archive = folder / f"{name}-{build_key(REPOSITORY, file, base)}.tar"
         if not archive.exists():
             progress.say(f"building image {name}")
-            _build(file, base, wheels, reference(name), archive)
+            unfinished = folder / f"{name}.unfinished"
+            _build(file, base, wheels, reference(name), unfinished)
+            if archive.name != f"{name}-{build_key(REPOSITORY, file, base)}.tar":
+                # Sources were edited meanwhile: the image serves, but not under the name of either content.
+                archive = folder / f"{name}-edited-{time.time_ns()}.tar"
+            unfinished.replace(archive)
             _forget_old(folder, name)
         archive.touch()
         return Image(reference(name), archive)
@@ -109,11 +115,9 @@ def _build(file: Path, base: Image, wheels: Path | None, name: str, archive: Pat
         options += ["--volume", f"{wheels}:{_WHEELS_IN_BUILD}:ro"]
         options += ["--build-arg", f"PIP_OPTIONS=--no-index --find-links={_WHEELS_IN_BUILD}"]
     _buildah("bud", *options, str(REPOSITORY))
-    unfinished = archive.with_suffix(".unfinished")
-    unfinished.unlink(missing_ok=True)
+    archive.unlink(missing_ok=True)
     # Docker's form of archive, because buildah compresses the other, which takes longer than all else here.
-    _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
-    unfinished.replace(archive)
+    _buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
 
 
 def _buildah(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
