@@ -58,6 +58,8 @@ def flags(variant: Variant, role: Role | None) -> list[str]:
     out = ["--served-model-name", MODEL, "--block-size", str(_BLOCK_SIZE), "--enable-prompt-tokens-details"]
     if variant.family is Family.WINDOW:
         out += ["--sim-groups", f"full,window:{_WINDOW}"]
+    if variant.lossy:
+        out += ["--sim-tokenizer", "bpe-lossy"]
     if variant.adapters:
         out += ["--enable-lora", "--lora-modules", f"{ADAPTER}=/adapters/a"]
     if role is Role.PREFILL and not variant.prefill_caching:

@@ -29,6 +29,7 @@ class Variant:
     `role_is_both`: kv_both on both roles, else producer and consumer. `prefill_caching`: prefix caching of the prefill
     engine. `prefill_pulls`: its bidirectional flag. `recompute`: the load failure policy where it is not the builder's.
     `small_prefill`: the prefill engine has a pool of few blocks and short steps, so that requests preempt one another.
+    `lossy`: the tokenizer is a byte-pair one, whose text does not always come back as the same tokens.
     `ttl_seconds`, `threshold_tokens`: only stock engines are given them.
     """
 
@@ -40,6 +41,7 @@ class Variant:
     recompute: bool | None = None
     small_prefill: bool = False
     adapters: bool = False
+    lossy: bool = False
     ttl_seconds: int = 60
     threshold_tokens: int = 64
 
@@ -48,6 +50,7 @@ class Variant:
         words += [word for word, on in (("per-role", not self.role_is_both), ("caching", self.prefill_caching)) if on]
         words += [word for word, on in (("flag-off", not self.prefill_pulls), ("small", self.small_prefill)) if on]
         words += [word for word, on in (("recompute", self.recompute), ("adapters", self.adapters)) if on]
+        words += ["lossy"] if self.lossy else []
         words += [f"ttl{self.ttl_seconds}"] if self.ttl_seconds != Variant.ttl_seconds else []
         return "-".join(words)
 

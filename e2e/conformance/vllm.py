@@ -196,7 +196,8 @@ class RealEngines:
 
     def _model_flags(self, variant: Variant) -> list[str]:
         models = self.engine.models
-        flags = [str(models / ("window" if variant.family is Family.WINDOW else "tiny")), *FLAGS]
+        name = "window" if variant.family is Family.WINDOW else "bpe" if variant.lossy else "tiny"
+        flags = [str(models / name), *FLAGS]
         flags += ["--served-model-name", MODEL]
         if variant.adapters:
             flags += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={models / 'adapter'}"]
