@@ -128,7 +128,8 @@ def test_up_again_changes_nothing(small: LocalCluster) -> None:
 def test_containers_of_the_host_runtime_run_this_machines_python(small: LocalCluster) -> None:
     image = host_image(PROBE_IMAGE)
     small.node("node1").import_image(image.archive, image.reference)
-    program = "import os, ssl, sys; print(sys.version_info[:2], os.access('/usr/bin', os.W_OK), os.path.exists(os.path.expanduser('~root/.ssh')))"
+    home = "os.path.exists(os.path.expanduser('~root/.ssh'))"
+    program = f"import os, ssl, sys; print(sys.version_info[:2], os.access('/usr/bin', os.W_OK), {home})"
     container = {
         "name": "probe",
         "image": PROBE_IMAGE,
