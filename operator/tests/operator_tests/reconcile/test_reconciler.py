@@ -282,6 +282,43 @@ async def test_children_of_a_former_life_are_not_taken_for_ours() -> None:
         assert "does not belong to this serving" in condition(cluster, "Stalled")[2]
 
 
+async def test_only_the_object_that_was_seen_is_deleted() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    await put(cluster, the_serving(podDisruptionBudget={"enabled": True}))
+    async with an_operator(cluster, clock) as inner:
+        await converge(inner, cluster)
+        await put(cluster, the_serving())
+        replaced = []
+
+        def replace(verb: str, plural: str, name: str) -> None:
+            """Somebody deletes the object and makes another of the same name, just before our delete arrives."""
+            if verb == "delete" and plural == "poddisruptionbudgets" and name not in replaced:
+                replaced.append(name)
+                obj = cluster.objects[plural, "n", name]
+                cluster.objects[plural, "n", name] = {**obj, "metadata": {**obj["metadata"], "uid": f"other-{name}"}}
+
+        cluster.before = replace
+        await inner.reconcile()
+        left = [key[2] for key in cluster.objects if key[0] == "poddisruptionbudgets"]
+        assert sorted(left) == sorted(replaced) == ["chat-decode", "chat-prefill"]
+
+
+async def test_the_status_of_one_life_is_not_written_to_the_next() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    await put(cluster, the_serving())
+    async with an_operator(cluster, clock) as inner:
+
+        def reborn(verb: str, _plural: str, _name: str) -> None:
+            if verb == "apply_status":
+                obj = cluster.objects[SERVINGS.plural, "n", "chat"]
+                cluster.objects[SERVINGS.plural, "n", "chat"] = {**obj, "metadata": {**obj["metadata"], "uid": "new"}}
+
+        cluster.before = reborn
+        with pytest.raises(ConflictError):
+            await inner.reconcile()
+    assert "status" not in cluster.objects[SERVINGS.plural, "n", "chat"]
+
+
 async def test_a_changed_child_or_pod_asks_for_its_serving() -> None:
     cluster, clock = Cluster(), FakeClock()
     await put(cluster, the_serving())
