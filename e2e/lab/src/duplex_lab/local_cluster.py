@@ -28,7 +28,7 @@ from duplex_lab.control_plane import ControlPlane
 from duplex_lab.errors import LabError
 from duplex_lab.images import ENGINE_CPU, build_image, reference
 from duplex_lab.namespaces import end_marked_processes, enter_network, marked_environment, marked_processes, with_prefix
-from duplex_lab.node import ENGINE_ENVIRONMENT, ENGINE_MODELS, HOST_RUNTIME, Node, connect
+from duplex_lab.node import ENGINE_ENVIRONMENT, HOST_RUNTIME, Node, connect
 from duplex_lab.paths import labs_folder
 from duplex_lab.plan import NodePlan, checked_name
 from duplex_lab.programs import Programs, ensure_programs
@@ -168,7 +168,7 @@ class LocalCluster:
                 engine = real_engine.ensure(self._progress)
                 for node in self.nodes():
                     node.mount(engine.venv, ENGINE_ENVIRONMENT)
-                    node.mount(engine.models, ENGINE_MODELS)
+                    node.mount(engine.models, real_engine.MODELS_IN_POD)
 
     def image_reference(self, name: str) -> str:
         """Return the reference under which pods of this cluster find images/<name>."""

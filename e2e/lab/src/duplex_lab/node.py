@@ -17,6 +17,7 @@ from typing import Final
 
 from duplex_lab import node_settings, processes
 from duplex_lab.cgroups import Cgroups
+from duplex_lab.engine import MODELS_IN_POD, VENV_IN_POD
 from duplex_lab.errors import LabError
 from duplex_lab.namespaces import enter, start_holder, with_prefix
 from duplex_lab.plan import NodePlan
@@ -28,7 +29,7 @@ HOST_RUNTIME: Final = "duplex-host"
 """RuntimeClass whose containers see the machine's /usr, Python and engine environment read-only."""
 
 ENGINE_ENVIRONMENT: Final = "/var/lib/duplex/engine"
-ENGINE_MODELS: Final = "/var/lib/duplex/models"
+"""Where a node shows the real engine's environment, for the host runtime to mount into containers."""
 _CTR: Final = ("ctr", "--namespace", "k8s.io")
 _CONTAINERD_SECONDS: Final = 60.0
 
@@ -80,7 +81,7 @@ class Node:
         (settings / "cni" / "10-lab.conflist").write_text(json.dumps(network, indent=1))
         runtime = settings / "duplex-host.json"
         default = subprocess.run(["ctr", "oci", "spec"], capture_output=True, check=True).stdout
-        mounts = {"/usr": "/usr", sys.base_prefix: sys.base_prefix, ENGINE_ENVIRONMENT: node_settings.ENGINE_IN_POD}
+        mounts = {"/usr": "/usr", sys.base_prefix: sys.base_prefix, ENGINE_ENVIRONMENT: VENV_IN_POD}
         runtime.write_text(json.dumps(node_settings.host_runtime(json.loads(default), mounts), indent=1))
         file = settings / "containerd.toml"
         file.write_text(node_settings.containerd(settings / "cni", plugins, HOST_RUNTIME, runtime))
@@ -188,7 +189,7 @@ mkdir -p /run/lab /run/var-lib/upper /run/var-lib/work
 mount --move /mnt /run/lab
 mount -t overlay -o lowerdir=/var/lib,upperdir=/run/var-lib/upper,workdir=/run/var-lib/work overlay /var/lib
 mkdir -p {here}; mount --bind /run/lab {here}
-mkdir -p /var/lib/kubelet /var/lib/containerd {ENGINE_ENVIRONMENT} {ENGINE_MODELS}
+mkdir -p /var/lib/kubelet /var/lib/containerd {ENGINE_ENVIRONMENT} {MODELS_IN_POD}
 mount -t tmpfs -o mode=755 tmpfs /var/lib/kubelet
 mount -t tmpfs -o mode=711 tmpfs /var/lib/containerd
 mount --bind {log} /var/log

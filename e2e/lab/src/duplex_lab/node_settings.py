@@ -14,8 +14,6 @@ from duplex_lab.components import CLUSTER_DOMAIN, POD_RANGE
 from duplex_lab.plan import NodePlan
 
 SANDBOX_IMAGE: Final = "duplex.local/pause:1"
-ENGINE_IN_POD: Final = "/opt/duplex/engine"
-"""Where containers of the host runtime find the real engine's environment."""
 
 
 def container_network(pod_range: str) -> dict[str, Any]:
