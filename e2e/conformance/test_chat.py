@@ -19,7 +19,12 @@ _REPLY = 40
 
 
 def _ask(
-    turns: Turns, url: str, messages: Sequence[object], most: int, params: Mapping[str, Any] | None, **more: Any
+    turns: Turns,
+    url: str,
+    messages: Sequence[object],
+    most: int,
+    params: Mapping[str, Any] | None,
+    **more: Any,  # noqa: ANN401 - JSON
 ) -> Reply:
     body = {
         "model": MODEL,

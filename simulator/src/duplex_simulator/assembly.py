@@ -130,6 +130,8 @@ def _hold_metrics(metrics: Metrics, holds: Holds, *, guarded: bool) -> None:
     metrics.counter("vllm:nixl_num_notifications_after_expiry", lambda: counts.late)
     for name in (Metric.NIXL_FAILED, "vllm:nixl_num_failed_notifications"):
         metrics.add(name, 0)
+    for name in ("vllm:nixl_xfer_time_seconds", Metric.NIXL_BYTES, "vllm:nixl_num_descriptors"):
+        metrics.histogram(name)
     if not guarded:
         return
     for name in (Metric.DUPLEX_PULLS, Metric.DUPLEX_PULLED_TOKENS, Metric.DUPLEX_PROVED_TOKENS):

@@ -26,6 +26,7 @@ class ConnectorSettings:
 
     `host_buffer`: KV staged through host memory, with which a decode-to-prefill pull never starts (trap 2).
     `recompute`: the load failure policy. `ttl`, `lease`: seconds. `threshold`: tokens.
+    `publishes_generation`: handles carry vLLM 0.33's remote_registration_generation.
     """
 
     engine_id: str
@@ -39,6 +40,7 @@ class ConnectorSettings:
     ttl: float = 480.0
     threshold: int = 64
     tensor_parallel: int = 1
+    publishes_generation: bool = True
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,10 @@ class StockConnector:
             Params.PP_SIZE: 1,
             Params.NUM_TOKENS: tokens,
             Params.EXPIRY_TIME: None if is_prefill else deadline,
-            Params.REGISTRATION_GENERATION: 0,
             "transfer_mode": "pull",
         }
+        if self.settings.publishes_generation:
+            answer[Params.REGISTRATION_GENERATION] = 0
         if is_prefill:
             answer[Params.CACHED_TOKENS] = request.cached or 0
         return answer

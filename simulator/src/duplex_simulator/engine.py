@@ -179,6 +179,7 @@ class Engine:
         Raises EngineDeadError and LoadFailedError.
         """
         self._check_alive()
+        request.arrived_at = self.clock.now()
         if self.draining:
             request.status = Status.ABORTED
             yield Token(-1, Status.ABORTED)
@@ -342,6 +343,8 @@ class Engine:
             self.corrupt_answers += 1
             logger.error("%s reads KV that was not computed from its tokens", request.request_id)
         if not request.output:
+            request.first_token_at = self.clock.now()
+            self.metrics.observe("vllm:time_to_first_token_seconds", request.first_token_at - request.arrived_at)
             self._count_sources(request)
         token = self.model.next_token(kv.last_cell(), kv.tokens, marked=marked)
         if token == EOS and (sampling.ignore_eos or len(request.output) < sampling.min_tokens):
@@ -386,5 +389,8 @@ class Engine:
         if not held:
             request.kv.release()
         self.metrics.add("vllm:request_success", 1, finished_reason=request.status.value)
+        now = self.clock.now()
+        self.metrics.observe("vllm:e2e_request_latency_seconds", now - request.arrived_at)
+        self.metrics.observe("vllm:request_decode_time_seconds", now - request.first_token_at)
         self._admit()
         return params

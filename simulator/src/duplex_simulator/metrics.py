@@ -58,10 +58,14 @@ class Metrics:
         """Expose what `read` returns at the time of the scrape."""
         self._gauges.setdefault(name, {})[tuple(sorted(labels.items()))] = read
 
+    def histogram(self, name: str) -> _Histogram:
+        """Return a histogram, exposed from now on; names with `bytes` are in bytes, else in seconds or counts."""
+        bounds = _BYTE_BUCKETS if "bytes" in name else _BUCKETS
+        return self._histograms.setdefault(name, _Histogram(bounds))
+
     def observe(self, name: str, value: float) -> None:
-        """Add one observation to a histogram; names that end in `bytes_transferred` are in bytes, else seconds."""
-        bounds = _BYTE_BUCKETS if name.endswith("bytes_transferred") else _BUCKETS
-        self._histograms.setdefault(name, _Histogram(bounds)).observe(value)
+        """Add one observation to a histogram."""
+        self.histogram(name).observe(value)
 
     def exposition(self) -> str:
         """Return the text that `/metrics` answers with."""

@@ -62,6 +62,8 @@ class EngineRequest:
     admissions: int = 0
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     pull: Any = None
+    arrived_at: float = 0.0
+    first_token_at: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -123,7 +123,8 @@ def _adapters(modules: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
-def _connector(text: str | None, tensor_parallel: int, env: Mapping[str, str]) -> ConnectorSettings | None:
+def _connector(known: argparse.Namespace, env: Mapping[str, str]) -> ConnectorSettings | None:
+    text = known.kv_transfer_config
     if text is None:
         return None
     try:
@@ -145,7 +146,8 @@ def _connector(text: str | None, tensor_parallel: int, env: Mapping[str, str]) -
         lease=float(extra.get("kv_lease_duration", 30)),
         ttl=float(extra.get("decoder_kv_blocks_ttl", 480)),
         threshold=int(extra.get("kv_recompute_threshold", 64)),
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=known.tensor_parallel_size,
+        publishes_generation=known.sim_version != "0.32.0",
     )
 
 
@@ -181,7 +183,7 @@ def parse(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Set
         max_length=known.max_model_len,
         most_running=known.max_num_seqs,
         chunk=known.max_num_batched_tokens,
-        connector=_connector(known.kv_transfer_config, known.tensor_parallel_size, env),
+        connector=_connector(known, env),
         adapters=_adapters(known.lora_modules) if known.enable_lora else {},
         token_details=known.enable_prompt_tokens_details,
         shutdown_timeout=known.shutdown_timeout,
