@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,22 @@ _BUILD = Path(__file__).parents[2] / "build" / "conformance"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --engine."""
     parser.addoption("--engine", default="simulator", choices=("simulator", "vllm"), help="which engines to check")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run next to one another the checks whose variants share engines, so that the fewest are started."""
+    items.sort(key=lambda item: _neighbours(getattr(item, "callspec", None)))
+
+
+def _neighbours(callspec: Any) -> tuple[str | bool, ...]:  # noqa: ANN401 - pytest's CallSpec2 is not public
+    variant = callspec.params.get("variant") if callspec is not None else None
+    if not isinstance(variant, Variant):
+        return ()
+    model = (variant.family.value, variant.adapters, variant.lossy)
+    decode = (not variant.role_is_both, variant.recompute is not None, variant.ttl_seconds != Variant.ttl_seconds)
+    prefill = (variant.prefill_caching, not variant.prefill_pulls, variant.small_prefill)
+    return (*model, variant.connector.value, *decode, *prefill)
 
 
 class Manager:
