@@ -28,6 +28,7 @@ _REJECTIONS: Final = {
     "diverged": Reason.PREFIX_MISMATCH,
     "all-or-nothing": Reason.PREFIX_MISMATCH,
     "state-full-hit": Reason.PREFIX_MISMATCH,
+    "unsupported-input": Reason.PREFIX_MISMATCH,
     "unproved": Reason.PREFIX_MISMATCH,
     "shared-history": Reason.PREFIX_MISMATCH,
     "unstable-template": Reason.PREFIX_MISMATCH,
@@ -35,6 +36,7 @@ _REJECTIONS: Final = {
     "engine-gone": Reason.STALE_HANDLES,
     "revision": Reason.STALE_HANDLES,
     "spent": Reason.STALE_HANDLES,
+    "pull-failed": Reason.STALE_HANDLES,
     "preempted": Reason.STALE_HANDLES,
     "below-threshold": Reason.BELOW_THRESHOLD,
 }
