@@ -76,9 +76,11 @@ class Host:
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                log.info("ending")
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+                log.info("ended")
         for task in (taking_part, beating):
             if not task.cancelled():
                 task.result()
