@@ -45,7 +45,10 @@ class Cgroups:
             self._delegate()
         for hierarchy in self.hierarchies():
             group = hierarchy / name
-            group.mkdir(exist_ok=True)
+            try:
+                group.mkdir(exist_ok=True)
+            except OSError as error:
+                raise LabError(f"cannot make {group} ({error.strerror}): in a container, run it privileged") from error
             if not self.unified and hierarchy.name.startswith("cpuset"):
                 # A new v1 cpuset is empty, and no process may enter it until it has CPUs and memory nodes.
                 for file in ("cpuset.cpus", "cpuset.mems"):

@@ -102,3 +102,9 @@ def test_version_2_in_a_container_moves_its_processes_to_a_leaf(
 def test_no_hierarchy_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="no cgroup hierarchy"):
         Cgroups(tmp_path / "missing").create("duplex-a-node1")
+
+
+def test_a_hierarchy_that_cannot_be_written_is_named(version1: Path) -> None:
+    (version1 / "memory" / "duplex-a-node1").write_text("in the way")
+    with pytest.raises(LabError, match=r"duplex-a-node1 .*privileged"):
+        Cgroups(version1).create("duplex-a-node1")

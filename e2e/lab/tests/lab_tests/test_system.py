@@ -1,0 +1,43 @@
+"""What the machine lacks is said before anything is started."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duplex_lab import system
+from duplex_lab.errors import LabError
+from duplex_lab.progress import Progress
+
+
+def test_without_root_another_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="run as root, or use CLUSTER=kind"):
+        system.prepare_machine(Progress())
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with none of the programs."""
+    found = shutil.which
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: found(name, path=str(tmp_path)))
+    monkeypatch.setattr(system, "_CNI_FOLDERS", (tmp_path / "cni",))
+    monkeypatch.setattr(system, "_BUSYBOX", tmp_path / "busybox")
+    return tmp_path
+
+
+def test_without_apt_the_packages_are_named(bare: Path) -> None:
+    del bare
+    with pytest.raises(LabError, match="buildah busybox-static containerd containernetworking-plugins"):
+        system.prepare_machine(Progress())
+
+
+def test_what_is_there_is_not_missing(bare: Path) -> None:
+    for name in ("containerd", "ctr", "busybox", "cni/bridge"):
+        (bare / name).parent.mkdir(exist_ok=True)
+        (bare / name).touch(mode=0o755)
+    assert system.cni_folder() == bare / "cni"
+    assert not {"containerd", "busybox-static", "containernetworking-plugins"} & set(system.missing_packages())
+    assert {"runc", "iptables", "buildah"} <= set(system.missing_packages())
