@@ -19,10 +19,10 @@ def test_without_root_another_way_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with none of the programs."""
+    """Make the machine one with none of the programs, whose place is the folder returned."""
     found = shutil.which
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: found(name, path=str(tmp_path)))
+    monkeypatch.setattr(shutil, "which", lambda name, **_: found(name, path=str(tmp_path)))
     monkeypatch.setattr(system, "_CNI_FOLDERS", (tmp_path / "cni",))
     monkeypatch.setattr(system, "_BUSYBOX", tmp_path / "busybox")
     return tmp_path
