@@ -110,10 +110,22 @@ def _last_words(name: str, restarts: int, ended: Mapping[str, Any]) -> str:
     )
 
 
+def _started(status: Mapping[str, Any], main: Sequence[Any]) -> Trouble:
+    """Tell a pod that is on its way from one that was ready and is no longer.
+
+    The Ready condition turns False when the pod is made, before its containers start, and stays so until it is ready.
+    """
+    begun = max(container["state"]["running"].get("startedAt") or "" for container in main)
+    turned = next((c.get("lastTransitionTime") for c in status.get("conditions") or () if c["type"] == "Ready"), None)
+    if (turned or "") > begun:
+        return Trouble(Reason.PODS_NOT_READY, "it no longer answers its readiness probe")
+    return Trouble(Reason.WAITING_FOR_PODS, "it has started and does not answer its readiness probe yet")
+
+
 def _waiting(status: Mapping[str, Any], init: Sequence[Any], main: Sequence[Any]) -> Trouble:
     if main and all((container.get("state") or {}).get("running") for container in main):
         if all(container.get("started") for container in main):
-            return Trouble(Reason.PODS_NOT_READY, "it runs but does not answer its readiness probe")
+            return _started(status, main)
         return Trouble(Reason.MODEL_LOADING, "the engine loads its model")
     busy = next((c["name"] for c in init if (c.get("state") or {}).get("running")), None)
     return Trouble(

@@ -70,7 +70,22 @@ CASES = [
         'secret "x"',
     ),
     ({"containerStatuses": container(RUNNING)}, Reason.MODEL_LOADING, "loads its model"),
-    ({"containerStatuses": container(RUNNING, started=True)}, Reason.PODS_NOT_READY, "readiness probe"),
+    (
+        {
+            "containerStatuses": container(RUNNING, started=True),
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2025-12-31T23:59:58Z"}],
+        },
+        Reason.WAITING_FOR_PODS,
+        "readiness probe yet",
+    ),
+    (
+        {
+            "containerStatuses": container(RUNNING, started=True),
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T08:00:00Z"}],
+        },
+        Reason.PODS_NOT_READY,
+        "no longer answers",
+    ),
     ({"phase": "Pending"}, Reason.WAITING_FOR_PODS, "Pending"),
     (
         {
