@@ -30,6 +30,7 @@ TICK_SECONDS = 1.0
 RELEASE_SECONDS = 5.0
 UNTIL_STEP_SECONDS = 0.02
 RESTART_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
 
 
 class Source(Protocol):
@@ -135,6 +136,8 @@ class Service:
             server.close()
         for connection in [*self.app.connections, *self._admin.connections]:
             connection.close()
+        await self._until(lambda: not self.app.connections and not self._admin.connections, CLOSE_SECONDS)
+        await asyncio.sleep(UNTIL_STEP_SECONDS)  # the engines' connections close in the loop's next round
 
     @staticmethod
     async def _until(done: Callable[[], bool], seconds: float) -> None:
