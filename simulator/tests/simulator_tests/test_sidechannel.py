@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -56,14 +57,29 @@ async def test_blocks_and_notifications_cross() -> None:
         (Identity("here", "same", (8,)), "there", "not a multiple"),
     ],
 )
-async def test_the_handshake_checks_both_sides(own: Identity, expected: str, says: str) -> None:
+async def test_the_reader_checks_whom_it_met(own: Identity, expected: str, says: str) -> None:
     server, client = SideChannelServer(THERE, _Memory(), SystemClock()), SideChannelClient(own, SystemClock())
     port = await server.start(HOST, 0)
     try:
         with pytest.raises(TransferError, match=says):
-            await client.read(expected, HOST, port, "r1", [[1]])
+            await client.offset(expected, HOST, port)
     finally:
         client.close()
+        await server.close()
+
+
+async def test_the_holder_checks_for_whom_it_is_taken() -> None:
+    server = SideChannelServer(THERE, _Memory(), SystemClock())
+    port = await server.start(HOST, 0)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        read = {"kind": "read", "expects": "an earlier boot", "request": "r", "blocks": [[1]], "payload": 0}
+        head = json.dumps(read).encode()
+        writer.write(len(head).to_bytes(4, "big") + head)
+        answer = json.loads(await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big")))
+        assert answer["error"] == "engine ID mismatch"
+    finally:
+        writer.close()
         await server.close()
 
 
