@@ -155,20 +155,16 @@ class ClientConnection(asyncio.Protocol):
     # -- requests
 
     def _take(self, data: bytes) -> None:
-        while True:
-            if self._state is State.HEAD:
-                data, self._buffer = self._buffer + data, b""
-                data = self._take_head(data)
-            if self._state is State.BODY and self._reader is not None:
-                self._take_body(self._reader, data)
-                data = self._reader.surplus
-                if self._reader.done:
-                    self._reader.surplus = b""
-                    self._serve()
-            if self._state is not State.HEAD or self._buffer or not data:
-                break
-        if self._state is State.BUSY and data:
-            self._buffer = data + self._buffer
+        """Take what belongs to the present request; what follows it waits in the buffer until that is answered."""
+        if self._state is State.HEAD:
+            data, self._buffer = self._buffer + data, b""
+            data = self._take_head(data)
+        if self._state is not State.BODY or self._reader is None:
+            return
+        self._take_body(self._reader, data)
+        if self._reader.done:
+            self._buffer = self._reader.surplus
+            self._serve()
 
     def _take_head(self, data: bytes) -> bytes:
         """Parse a head if it is complete and return what follows it; an incomplete one is kept."""
@@ -184,8 +180,10 @@ class ClientConnection(asyncio.Protocol):
             self._buffer = data
             self.deadline = min(self.deadline, self._app.clock() + self._app.settings.head_seconds)
             return b""
+        self._buffer = data[end + len(HEAD_END) :]  # what is left if the request is refused
         self._start_request(parse_request_head(data[: end + len(HEAD_END)]))
-        return data[end + len(HEAD_END) :]
+        rest, self._buffer = self._buffer, b""
+        return rest
 
     def _start_request(self, head: RequestHead) -> None:
         settings, now = self._app.settings, self._app.clock()

@@ -1,0 +1,424 @@
+"""The client's side on real sockets: what is refused and how, and that the connection's state stays sane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duplex_router.http.settings import ServerSettings
+from duplex_router.turn.core import LegSettings
+
+from .handles import handle_fields
+from .rig import Router, router
+from .splitting import cut
+
+OK_CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+Handler = Callable[[dict[str, Any], asyncio.StreamWriter], Any]
+
+
+class FakeEngine:
+    """An engine of a few lines that answers what the test says, and counts what it got."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[bytes, bytes], dict[str, Any]]] = []
+        self.connections = 0
+        self.handler: Handler = default_answer
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                first, *lines = head[:-4].split(b"\r\n")
+                headers = {name: value for name, _, value in (line.partition(b": ") for line in lines)}
+                body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
+                fields = json.loads(body) if body else {}
+                self.requests.append((first.split(b" ")[1].decode(), headers, fields))
+                await self.handler(fields, writer)
+                await writer.drain()
+        writer.close()
+
+
+def whole(body: dict[str, Any], status: str = "200 OK") -> bytes:
+    raw = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def event(value: Any) -> bytes:
+    data = b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def stream_of(text: str) -> bytes:
+    last = {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]}
+    return b"".join(
+        [
+            STREAM_HEAD,
+            event({"choices": [{"index": 0, "delta": {"content": text}}], "kv_transfer_params": None}),
+            event({**last, "kv_transfer_params": handle_fields()}),
+            event(b"[DONE]"),
+            b"0\r\n\r\n",
+        ]
+    )
+
+
+async def default_answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    params = body.get("kv_transfer_params") or {}
+    if body.get("model") == "duplex-lease":
+        writer.write(whole({"error": {}}, "404 Not Found"))
+    elif params.get("do_remote_decode"):
+        hand_off = {"do_remote_prefill": True, "remote_request_id": "p"}
+        usage = {"prompt_tokens": 9}
+        writer.write(whole({"choices": [{"finish_reason": "length"}], "usage": usage, "kv_transfer_params": hand_off}))
+    elif body.get("stream"):
+        writer.write(stream_of("hello"))
+    else:
+        message = {"role": "assistant", "content": "hello"}
+        writer.write(whole({"choices": [{"message": message}], "kv_transfer_params": handle_fields()}))
+
+
+class Site:
+    """A router before fake engines."""
+
+    def __init__(self, under_test: Router, prefill: FakeEngine, decode: FakeEngine) -> None:
+        self.router, self.prefill, self.decode = under_test, prefill, decode
+
+    @property
+    def touched(self) -> int:
+        return len(self.prefill.requests) + len([each for each in self.decode.requests if each[0] != "/metrics"])
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.router.service.port)
+
+    async def exchange(self, wire: bytes) -> bytes:
+        """Send bytes, say that no more come, and return all that comes back."""
+        reader, writer = await self.open()
+        writer.write(wire)
+        data = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        return data
+
+
+@contextlib.asynccontextmanager
+async def site(tmp_path: Path, **more: Any) -> AsyncIterator[Site]:
+    engines = FakeEngine(), FakeEngine()
+    servers = []
+    for engine in engines:
+        server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+        engine.port = server.sockets[0].getsockname()[1]
+        servers.append(server)
+    urls = {
+        "prefill": [f"http://127.0.0.1:{engines[0].port}"],
+        "decode": [f"http://127.0.0.1:{engines[1].port}"],
+    }
+    document = {
+        "model": {"name": "m"},
+        "revisions": [{"name": "r", "engines": urls}],
+        "canary": {"enabled": False},
+    }
+    try:
+        async with router(tmp_path, document, **more) as under_test:
+            await asyncio.sleep(0.05)  # the first scrape
+            for engine in engines:
+                engine.requests.clear()
+            yield Site(under_test, *engines)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def post(body: Any = OK_CHAT, path: str = "/v1/chat/completions", *headers: str, close: bool = True) -> bytes:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(raw)}", *headers]
+    if close:
+        lines.append("connection: close")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
+
+
+def get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+
+
+def parts(answer: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    return int(first.split(b" ")[1]), dict(line.split(b": ", 1) for line in lines), body  # type: ignore[arg-type, misc]  # two parts each
+
+
+async def test_what_engines_must_not_see_is_refused_in_openais_shape(tmp_path: Path) -> None:
+    cases: list[tuple[bytes, int]] = [
+        (post(b"{"), 400),
+        (post(b"[1]"), 400),
+        (post(b""), 400),
+        (post(b'{"model":"m","messages":[],"messages":[]}'), 400),
+        (post({"model": "m"}), 400),
+        (post({**OK_CHAT, "messages": []}), 400),
+        (post({**OK_CHAT, "model": "other"}), 404),
+        (post({**OK_CHAT, "model": 7}), 400),
+        (post({**OK_CHAT, "stream": "yes"}), 400),
+        (post({**OK_CHAT, "vllm_xargs": {"kv_transfer_params": {"remote_host": "x"}}}), 400),
+        (post({"prompt": [-1]}, "/v1/completions"), 400),
+        (post(OK_CHAT, "/v1/nothing"), 404),
+        (get("/v1/models/other"), 404),
+        (get("/v1/chat/completions"), 405),
+        (post(OK_CHAT, "/v1/models"), 405),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET / HTTP/3.0\r\nhost: x\r\n\r\n", 505),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000, 431),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n", 413),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5dc\r\n" + b"a" * 1500, 413),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: more\r\ncontent-length: 1\r\n\r\n", 417),
+    ]
+    async with site(tmp_path, server=ServerSettings(max_body_bytes=1000)) as under_test:
+        for wire, expected in cases:
+            status, headers, body = parts(await under_test.exchange(wire))
+            assert status == expected, wire[:100]
+            assert headers[b"content-type"] == b"application/json"
+            error = json.loads(body)["error"]
+            assert error["message"]
+            assert error["type"]
+        assert under_test.touched == 0
+
+
+async def test_methods_that_ask_about_a_path(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        status, headers, body = parts(await under_test.exchange(get("/v1/chat/completions", "OPTIONS")))
+        assert (status, headers[b"allow"], body) == (204, b"POST, OPTIONS", b"")
+        status, headers, body = parts(await under_test.exchange(get("/v1/models", "HEAD")))
+        assert (status, body) == (200, b"")
+        assert int(headers[b"content-length"]) > 0
+        assert parts(await under_test.exchange(get("/health")))[0] == 200
+
+
+async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        wire = post(close=False) + get("/v1/nothing").replace(b"connection: close\r\n", b"") + get("/health")
+        answer = await under_test.exchange(wire)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"404", b"200"]
+
+
+async def test_a_refused_request_leaves_the_connection_usable(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        answer = await under_test.exchange(post(b"{", close=False) + post())
+        assert answer.count(b"HTTP/1.1 400") == answer.count(b"HTTP/1.1 200") == 1
+
+
+async def test_a_chunked_request_body_and_expect_100_continue(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        reader, writer = await under_test.open()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nconnection: close\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw = json.dumps(OK_CHAT).encode()
+        writer.write(b"%x\r\n%b\r\n%x;x=y\r\n%b\r\n0\r\nt: 1\r\n\r\n" % (10, raw[:10], len(raw) - 10, raw[10:]))
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert parts(answer)[0] == 200
+        assert under_test.prefill.requests[0][2]["messages"] == OK_CHAT["messages"]
+
+
+async def test_an_http_1_0_client_gets_its_stream_unframed(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        raw = json.dumps({**OK_CHAT, "stream": True}).encode()
+        wire = f"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+        status, headers, body = parts(await under_test.exchange(wire))
+        assert status == 200
+        assert b"transfer-encoding" not in headers
+        assert body.startswith(b"data: ")
+        assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_passes_to_engines_and_what_does_not(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        spoofed = {**OK_CHAT, "kv_transfer_params": {"remote_host": "10.9.9.9", "remote_block_ids": [[1]]}}
+        headers = ["authorization: Bearer k", "x-request-id: mine", "traceparent: 00-1", "x-data-parallel-rank: 3"]
+        answer = await under_test.exchange(post(spoofed, "/v1/chat/completions", *headers))
+        assert parts(answer)[1][b"x-request-id"] == b"mine"
+        for engine in (under_test.prefill, under_test.decode):
+            (request,) = [each for each in engine.requests if each[0] == "/v1/chat/completions"]
+            assert "10.9.9.9" not in json.dumps(request[2])
+            assert request[1][b"authorization"] == b"Bearer k"
+            assert request[1][b"x-request-id"] == b"mine"
+            assert request[1][b"traceparent"] == b"00-1"
+            assert b"x-data-parallel-rank" not in request[1]
+        assert b"10.0.2.9" not in answer
+
+
+@pytest.mark.parametrize("given_id", ["", "two words", "x" * 200, "caf\u00e9"])
+async def test_a_request_id_that_is_none_is_replaced(tmp_path: Path, given_id: str) -> None:
+    async with site(tmp_path) as under_test:
+        answer = await under_test.exchange(post(OK_CHAT, "/v1/chat/completions", f"x-request-id: {given_id}"))
+        assert len(parts(answer)[1][b"x-request-id"]) == 32
+
+
+async def test_without_a_document_the_answer_is_503(tmp_path: Path) -> None:
+    async with router(tmp_path, None) as under_test:
+        site_of = Site(under_test, FakeEngine(), FakeEngine())
+        status, headers, _ = parts(await site_of.exchange(post()))
+        assert (status, headers[b"retry-after"]) == (503, b"2")
+        assert parts(await site_of.exchange(get("/health")))[0] == 503
+
+
+async def test_beyond_the_limit_turns_are_refused_at_once(tmp_path: Path) -> None:
+    async with site(tmp_path, server=ServerSettings(max_turns=0)) as under_test:
+        status, headers, _ = parts(await under_test.exchange(post()))
+        assert (status, headers[b"retry-after"]) == (503, b"1")
+        assert under_test.touched == 0
+
+
+async def test_slow_requests_are_told_and_idle_connections_closed(tmp_path: Path) -> None:
+    slow = ServerSettings(head_seconds=0.2, body_silence_seconds=0.2, idle_seconds=0.2)
+    async with site(tmp_path, server=slow) as under_test:
+        assert parts(await under_test.exchange(b"POST /v1"))[0] == 408
+        assert parts(await under_test.exchange(post()[:-3]))[0] == 408
+        assert await under_test.exchange(b"") == b""
+        assert under_test.touched == 0
+
+
+async def test_engine_connections_are_reused_and_have_no_delay(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        before = under_test.prefill.connections
+        for _ in range(3):
+            await under_test.exchange(post())
+        assert under_test.prefill.connections - before <= 1
+        pool = under_test.router.service.pool
+        (idle, *_) = [each for connections in pool._idle.values() for each in connections]
+        assert idle._transport is not None
+        sock = idle._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_a_pooled_connection_that_turns_out_closed_is_replaced(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+
+        async def answer_and_close_on_the_second(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+            if len(under_test.prefill.requests) == 2:
+                writer.transport.abort()
+            else:
+                await default_answer(body, writer)
+
+        under_test.prefill.handler = answer_and_close_on_the_second
+        assert parts(await under_test.exchange(post()))[0] == 200
+        assert parts(await under_test.exchange(post()))[0] == 200
+        assert not under_test.router.service.counters.leg_failures
+
+
+async def test_an_answer_without_length_ends_with_its_connection(tmp_path: Path) -> None:
+    async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        raw = json.dumps({"choices": [{"message": {"content": "to the end"}}]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + raw)
+        await writer.drain()
+        writer.close()
+
+    async with site(tmp_path) as under_test:
+        under_test.decode.handler = answer
+        status, _, body = parts(await under_test.exchange(post()))
+        assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "to the end")
+
+
+async def test_an_engine_that_breaks_http_is_a_failed_leg(tmp_path: Path) -> None:
+    async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello")
+
+    async with site(tmp_path) as under_test:
+        under_test.prefill.handler = answer
+        assert parts(await under_test.exchange(post()))[0] == 502
+
+
+async def test_an_engine_that_never_answers_meets_the_deadline(tmp_path: Path) -> None:
+    async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async with site(tmp_path, legs=LegSettings(prefill_seconds=0.3)) as under_test:
+        under_test.prefill.handler = answer
+        assert parts(await under_test.exchange(post()))[0] == 504
+
+
+async def test_a_slow_reader_holds_the_engine_back_in_bounded_memory(tmp_path: Path) -> None:
+    sent = 0
+    piece = event({"choices": [{"index": 0, "delta": {"content": "x" * 20_000}}]})
+
+    async def flood(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(STREAM_HEAD)
+        for _ in range(2000):
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+        writer.write(b"0\r\n\r\n")
+
+    async with site(tmp_path) as under_test:
+        under_test.decode.handler = flood
+        reader, writer = await under_test.open()
+        writer.write(post({**OK_CHAT, "stream": True}))
+        await reader.readexactly(1000)
+        last = -1
+        while sent != last:
+            last = sent
+            await asyncio.sleep(0.3)
+        assert sent < 2000 * len(piece), "the engine was held back"
+        (connection,) = [each for each in under_test.router.service.app.connections if each._write_paused]
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() < 2 * 1024 * 1024
+        rest = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert rest.endswith(b"0\r\n\r\n")
+        assert sent == 2000 * len(piece)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_split_of_an_exchange_gives_the_same_answer(tmp_path: Path, data: st.DataObject) -> None:
+    wire = post({**OK_CHAT, "stream": True}, close=False) + post(OK_CHAT, "/v1/chat/completions", "x-request-id: b")
+    pieces = cut(data, wire)
+    answered = stream_of("hello \u00e4")
+    answer_pieces = cut(data, answered)
+
+    async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if not body.get("stream"):
+            await default_answer(body, writer)
+            return
+        for piece in answer_pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async def run() -> bytes:
+        async with site(tmp_path) as under_test:
+            under_test.decode.handler = answer
+            reader, writer = await under_test.open()
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.001)
+            found = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            return found
+
+    found = asyncio.run(run())
+    first, _, second = found.partition(b"0\r\n\r\n")
+    assert json.dumps("hello \u00e4").encode() in first
+    assert b"remote_request_id" not in found
+    assert parts(second)[0] == 200
+    assert json.loads(parts(second)[2])["choices"][0]["message"]["content"] == "hello"
