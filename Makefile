@@ -9,7 +9,7 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-api e2e e2e-vllm lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-api conformance e2e e2e-vllm lab-up lab-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -40,7 +40,7 @@ fmt: setup ## Format and fix what can be fixed
 manifests: setup ## Generate CRDs, the chart's copies and the reference pages
 	$(BIN)/python tools/manifests.py --write
 
-test: check test-api e2e ## All tests: the gate, the real API server, the lab with the simulator
+test: check test-api conformance e2e ## All tests: the gate, the real API server, conformance and the lab with the simulator
 
 test-unit: setup ## Unit tests (no cluster)
 	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
@@ -49,7 +49,10 @@ test-api: setup ## Operator and CRD tests against a real kube-apiserver
 	$(BIN)/pytest -q -m apiserver operator/tests
 
 e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
-	$(BIN)/python -m scenarios
+	$(BIN)/pytest -q -m lab e2e/lab/tests e2e/scenarios
+
+conformance: setup ## The conformance suite on the simulator
+	$(BIN)/python -m conformance --engine simulator
 
 e2e-vllm: setup ## The conformance suite and the checks on real vLLM with NixlConnector on CPU (SHORT=1: one scenario)
 	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short)

@@ -127,6 +127,7 @@ class Demo:
         found, identical = self.compare(self.plan.turns)
         self.console.rule("prefill's prefix cache on (a new revision)")
         self.prefix_caching_on()
+        self.say("prefill now has old turns itself; what is left to pull are replies, where they reach the threshold")
         cached, cached_identical = self.compare(self.plan.cached_turns)
         return Report(
             engine=self.plan.engine,
@@ -143,7 +144,8 @@ class Demo:
         self.say(f"  router:  {self.serving.url}/v1   (.venv/bin/duplex-lab exec node1 --name demo -- curl ...)")
         for pod in self.serving.list("pods"):
             address, name = pod["status"].get("podIP"), pod["metadata"]["name"]
-            self.say(f"  metrics: http://{address}:8000/metrics   ({name})")
+            port = 9100 if pod["metadata"]["labels"]["duplex.dev/role"] == "router" else 8000
+            self.say(f"  metrics: http://{address}:{port}/metrics   ({name})")
 
 
 def main() -> int:

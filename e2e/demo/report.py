@@ -25,6 +25,11 @@ class Row:
     ttft_on_ms: float
     ttft_off_ms: float
 
+    @property
+    def local_tokens(self) -> int:
+        """Return what prefill had in its own prefix cache."""
+        return self.prompt_tokens - self.pulled_tokens - self.computed_tokens
+
     def as_json(self) -> dict[str, Any]:
         """Return the row as it stands in report.json."""
         return {
@@ -86,13 +91,23 @@ class Report:
 def print_table(console: Console, title: str, found: Sequence[Row]) -> None:
     """Print one table of turns."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("turn", "prompt tokens", "pulled D→P", "computed", "TTFT reuse on", "TTFT reuse off", "on / off"):
+    for heading in (
+        "turn",
+        "prompt tokens",
+        "pulled D→P",
+        "P's own cache",
+        "computed",
+        "TTFT reuse on",
+        "TTFT reuse off",
+        "on / off",
+    ):
         table.add_column(heading, justify="right")
     for row in found:
         table.add_row(
             str(row.turn),
             f"{row.prompt_tokens:,}",
             f"{row.pulled_tokens:,}",
+            f"{row.local_tokens:,}",
             f"{row.computed_tokens:,}",
             f"{row.ttft_on_ms:,.0f} ms",
             f"{row.ttft_off_ms:,.0f} ms",
