@@ -1,0 +1,144 @@
+"""What is seen from outside: readiness, metrics that a scraper takes, what engines' metrics say, the template probe."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duplex_router.admin.probe import PLAIN_SHAPES, TOOL_SHAPES, prompts_of, slack_of
+from duplex_router.admin.scrape import backend, bytes_moved, kv_tokens, samples
+from duplex_router.cli import parse_arguments, settings_of
+from duplex_router.turn.counters import Explanations
+
+from .rig import Engines, fetch, fresh, router, say, until, user
+from .test_http import site
+
+PAGE = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="100"} 1.0
+vllm:nixl_bytes_transferred_sum{engine="0",model_name="a \\"b\\""} 1.5e+06
+vllm:nixl_bytes_transferred_count{engine="0"} 2
+vllm:duplex_transport_info{backend="UCX"} 1
+broken line
+vllm:nan NaN
+"""
+
+
+def test_an_engines_page_is_read() -> None:
+    assert kv_tokens(PAGE) == 1600
+    assert bytes_moved(PAGE) == 1_500_000
+    assert backend(PAGE) == "UCX"
+    assert {name: labels for name, labels, _ in samples(PAGE)}["vllm:nixl_bytes_transferred_sum"] == {
+        "engine": "0",
+        "model_name": 'a \\"b\\"',
+    }
+
+
+@pytest.mark.parametrize("page", ["", 'vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1'])
+def test_an_engine_that_does_not_say_its_size_has_none(page: str) -> None:
+    assert kv_tokens(page) is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "slack"),
+    [
+        ([[1, 2], [1, 2, 3]], 0),
+        ([[1, 2, 9], [1, 2, 3, 4]], 1),
+        ([[1], [1, 2, 9], [1, 2, 3, 4]], 1),
+        ([[9] * 40, [8] * 50], None),
+        ([[1, 2, 3], [1, 2]], 1),
+    ],
+)
+def test_slack_is_what_differs_at_a_prompts_end(prompts: list[list[int]], slack: int | None) -> None:
+    assert slack_of(prompts) == slack
+
+
+def test_the_probes_prompts_are_those_that_a_model_was_asked() -> None:
+    for shape in (*PLAIN_SHAPES, *TOOL_SHAPES):
+        prompts = prompts_of(shape)
+        assert len(prompts) >= 2
+        assert all(prompt[-1]["role"] in {"user", "tool"} for prompt in prompts)
+
+
+def test_explanations_are_bounded() -> None:
+    kept = Explanations(limit=2)
+    for number in range(4):
+        kept.add(str(number), {"number": number})
+    assert kept.get("1") is None
+    assert kept.get("3") == {"number": 3}
+
+
+async def status_of(url: str) -> int:
+    def read() -> int:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback, http
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    return await asyncio.to_thread(read)
+
+
+async def test_ready_once_there_is_a_document_and_no_longer_when_draining(tmp_path: Path) -> None:
+    async with router(tmp_path, None) as under_test:
+        assert await status_of(under_test.admin + "/healthz") == 200
+        assert await status_of(under_test.admin + "/readyz") == 503
+        stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
+        assert stats["fleetVersion"] is None
+        assert "cannot be read" in stats["fleetMessage"]
+        under_test.write({"model": {"name": "m"}, "revisions": []})
+        await until(lambda: under_test.service.fleet.document is not None)
+        assert await status_of(under_test.admin + "/readyz") == 200
+        under_test.service.state.draining = True
+        assert await status_of(under_test.admin + "/readyz") == 503
+        assert await status_of(under_test.admin + "/nothing") == 404
+        assert await status_of(under_test.admin + "/explain/unknown") == 404
+
+
+async def test_metrics_are_prometheus_text_and_count_the_turn(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        from .test_http import post
+
+        await under_test.exchange(post())
+        page = await asyncio.to_thread(_text, under_test.router.admin + "/metrics")
+        found: dict[tuple[str, str], float] = {}
+        for name, labels, value in samples(page):
+            found[name, json.dumps(labels)] = value
+        assert found["duplex_router_turns_total", "{}"] == 1
+        assert found["duplex_router_answers_total", '{"status": "200"}'] == 1
+        assert found["duplex_router_holds", "{}"] == 1
+        assert found["duplex_router_held_tokens", "{}"] == 40
+        assert found["duplex_router_first_byte_seconds_count", '{"outcome": "miss"}'] == 1
+        assert found["duplex_router_engines_ready", '{"revision": "r", "role": "prefill"}'] == 1
+        lines = [line for line in page.splitlines() if not line.startswith("#")]
+        assert len(lines) == len(found), "every line is a sample, none twice"
+
+
+def _text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback, http
+        return str(answer.read(), "utf-8")
+
+
+async def test_the_canary_runs_by_itself_serves_tokens_and_leaves_no_hold(guarded: Engines, tmp_path: Path) -> None:
+    document: dict[str, Any] = {**guarded.document(), "canary": {"enabled": True, "intervalSeconds": 3600}}
+    async with router(tmp_path, document) as under_test:
+        await until(lambda: under_test.service.state.canary.last_success is not None, seconds=30)
+        stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
+        assert stats["canary"]["reused"] is True
+        assert stats["revisions"]["r1"]["servedTokens"] > 1
+        await until(lambda: guarded.holds() == 0)
+        await say(under_test.client(), [*fresh(), user("one")])
+        assert stats["turns"] == 2
+
+
+def test_the_command_line_is_checked() -> None:
+    for wrong in ([], ["--fleet", "f", "--serving", "s", "--namespace", "n"], ["--serving", "s"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong)
+    settings = settings_of(parse_arguments(["--fleet", "f", "--port", "0", "--prefill-seconds", "3"]))
+    assert (settings.port, settings.legs.prefill_seconds) == (0, 3.0)
