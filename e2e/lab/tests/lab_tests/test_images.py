@@ -11,7 +11,7 @@ from duplex_lab.errors import LabError
 
 BASE = Image("duplex.local/base:1", Path("base-1.tar"))
 DOCKERFILE = """\
-ARG BASE=docker.io/library/python:3.12-slim
+ARG BASE=python:3.12-slim
 FROM ${BASE} AS project
 COPY --chown=1:1 pyproject.toml README.md ./
 COPY router/src router/src
