@@ -149,6 +149,25 @@ def test_an_engine_that_answers_with_an_error_gets_no_handle_the_second_time(sta
     assert reuse(client) == b"rejected;reason=prefill-failed"
 
 
+@pytest.mark.parametrize("reason", ["pull-failed", "expired", "malformed", "groups-differ", "no-proof"])
+def test_a_handle_that_prefill_finds_useless_is_not_offered_again(stage: Stage, reason: str) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    _, client = stage.begin(SECOND)
+    stage.transport.take().prefilled(outcome="none", reason=reason, computed=50)
+    assert released(stage) == ["hold-1"]
+    stage.begin(SECOND)
+    assert [call.params.get("remote_block_ids") for call in stage.transport.calls][-1] is None
+    stage.transport.calls[0].stream(request="hold-2")
+    assert reuse(client) == f"rejected;reason={reason}".encode()
+
+
+def test_a_handle_that_was_not_worth_a_pull_stays(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.begin(SECOND)
+    stage.transport.take().prefilled(outcome="full", reason="below-threshold", computed=50)
+    assert held(stage) == {"hold-1"}
+
+
 def test_the_only_prefill_engine_computes_without_the_handle() -> None:
     stage = Stage(prefill=1)
     stage.whole_turn(FIRST, request="hold-1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from http import HTTPStatus
 
+from duplex_connector.proof import Reason
 from duplex_router.fleet.engines import Engine
 from duplex_router.ledger.ledger import Entry
 from duplex_router.wire.body import chunk
@@ -29,6 +30,11 @@ MAX_PREFILL_LEGS = 3
 MAX_DECODE_LEGS = 2
 BYTES_PER_TOKEN = 4
 """A rough guess of English text, good enough to weigh one engine's waiting prompts against another's."""
+
+USELESS_HANDLE = frozenset(
+    {Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF}
+)
+"""What a guarded prefill engine says of a handle that would not serve another turn either."""
 
 _PASSED_ON = (b"content-type", b"retry-after")
 
@@ -194,6 +200,9 @@ class Turn:
         self._answer = answer
         self._hand_off = answer.hand_off
         self._outcome = outcome_of(self._offer, answer, offered=self._offered)
+        if self._offered and self._offer.source is not None and self._outcome.reason in USELESS_HANDLE:
+            self._core.ledger.retire(self._offer.source)
+            self._core.keeper.flush()
         self._start_decode()
 
     def _prefill_failed(self, engine: Engine | None, result: Answer | Failure) -> None:
