@@ -13,11 +13,10 @@ from duplex_connector.contract import Params
 
 from .clock import Clock
 from .holds import Hold, Holds
-from .request import EngineRequest, Status
+from .request import EngineRequest
 from .sequence import Layout
 
 _ADDRESS: Final = (Params.ENGINE_ID, Params.REQUEST_ID, Params.HOST, Params.PORT)
-_MAY_HOLD: Final = frozenset({Status.STOPPED, Status.LENGTH})
 
 
 @dataclass(frozen=True)
@@ -185,14 +184,15 @@ class StockConnector:
         """Remember nothing: that is what makes trap 3."""
 
     def finished(self, request: EngineRequest) -> tuple[bool, dict[str, Any] | None]:
-        """Hold the blocks of a hand-off or of a finished turn, and say where they are (VLLM.md b.3, c.2)."""
+        """Hold the blocks of a hand-off or of a finished turn, and say where they are (VLLM.md b.3, c.2).
+
+        Aborted and failed requests never come here: the engine frees their blocks itself.
+        """
         params = request.params
         if not params:
             return False, None
         is_prefill = bool(params.get(Params.DO_REMOTE_DECODE))
         if not is_prefill and not self.settings.bidirectional:
-            return False, None
-        if request.status not in _MAY_HOLD or request.kv.computed == 0:
             return False, None
         ttl = self.settings.lease if is_prefill else self.settings.ttl
         return True, self.hold(request, is_prefill=is_prefill, ttl=ttl)

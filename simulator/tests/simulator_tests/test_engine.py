@@ -90,6 +90,47 @@ async def test_decode_alone_holds_only_what_was_asked_for(kind: ConnectorKind, l
         assert d.used == left
 
 
+async def test_without_the_flag_a_finished_turn_is_not_held() -> None:
+    clock = VirtualClock()
+    async with node(clock, kind=STOCK) as p, node(clock, kind=STOCK, bidirectional_kv_xfer=False) as d:
+        _, answered = await _turn(p, d, words(200))
+        assert (answered.params, d.used) == ({}, 0)
+
+
+async def test_a_guarded_hold_lasts_as_its_request_says_and_is_read_more_than_once() -> None:
+    clock = VirtualClock()
+    async with node(clock, BARE, kind=GUARDED) as p, node(clock, kind=GUARDED) as d, node(clock) as plain:
+        first = await p.leg(words(200), 1, COLD)
+        none = await d.leg(words(200), 20, _wishing(first.params, **{Duplex.TTL: 0}))
+        assert (none.params, d.used) == ({}, 0)
+        first = await p.leg(words(200), 1, COLD)
+        answered = await d.leg(words(200), 20, _wishing(first.params, **{Duplex.TTL: 40}))
+        assert answered.params[Params.EXPIRY_TIME] == clock.now() + 40
+        prompt = words(200) + answered.tokens + words(50, 900)
+        for _ in range(2):
+            again = await p.leg(prompt, 1, _wishing(answered.params, **{Duplex.KEEP: True}))
+            assert again.params[Params.DUPLEX][Duplex.PULLED] == 219
+            assert again.tokens == (await plain.leg(prompt, 1)).tokens
+        skipped = await p.leg(prompt, 1, _wishing(answered.params, **{Duplex.KEEP: True, Duplex.THRESHOLD: 220}))
+        assert skipped.params[Params.DUPLEX][Duplex.REASON] == Reason.BELOW_THRESHOLD
+        assert d.used == 14
+        request_id = answered.params[Params.REQUEST_ID]
+        _lease(d, request_id, 100)
+        clock.move(60)
+        await asyncio.sleep(0.15)
+        assert d.used == 14
+        _lease(d, request_id, 0)
+        assert d.used == 0
+
+
+def _wishing(params: dict[str, Any], **wishes: Any) -> dict[str, Any]:
+    return {**params, Params.DUPLEX: {**params[Params.DUPLEX], **wishes}}
+
+
+def _lease(side: Node, request_id: str, seconds: float) -> None:
+    side.process.engine.reject({Params.DO_REMOTE_PREFILL: True, Params.DUPLEX: {Duplex.RENEW: {request_id: seconds}}})
+
+
 async def test_a_hand_off_lapses_with_its_lease() -> None:
     clock = VirtualClock()
     async with node(clock, BARE, kind=STOCK) as p:
