@@ -46,7 +46,7 @@ test-unit: setup ## Unit tests (no cluster)
 	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
 
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
-	$(BIN)/pytest -q -m apiserver operator/tests
+	$(BIN)/pytest -q -m apiserver
 
 e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
 	$(BIN)/pytest -q -m lab e2e/lab/tests e2e/scenarios

@@ -141,11 +141,16 @@ class Demo:
     def tell_how_to_go_on(self) -> None:
         """Print how to reach what KEEP=1 left running."""
         self.say("left running (KEEP=1); end it with: .venv/bin/duplex-lab down --name demo")
-        self.say(f"  router:  {self.serving.url}/v1   (.venv/bin/duplex-lab exec node1 --name demo -- curl ...)")
+        target = self.serving.url.removeprefix("http://")
+        self.say(
+            f"  router:  .venv/bin/duplex-lab forward --name demo {target} --port 8000, then http://127.0.0.1:8000/v1"
+        )
         for pod in self.serving.list("pods"):
             address, name = pod["status"].get("podIP"), pod["metadata"]["name"]
             port = 9100 if pod["metadata"]["labels"]["duplex.dev/role"] == "router" else 8000
-            self.say(f"  metrics: http://{address}:{port}/metrics   ({name})")
+            self.say(
+                f"  metrics: .venv/bin/duplex-lab exec --name demo node1 -- curl http://{address}:{port}/metrics  ({name})"
+            )
 
 
 def main() -> int:

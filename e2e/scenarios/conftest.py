@@ -22,7 +22,7 @@ READY_SECONDS = 240.0
 CORRUPT_MARK = "CORRUPT"
 QUICKSTART = ROOT / "examples/quickstart.yaml"
 # Fast clocks: the scenarios are about answers, not about time.
-INSTANT = {"spec": {"engine": {"args": ["--sim-profile=instant"]}, "prefill": {"args": []}}}
+INSTANT = {"spec": {"engine": {"args": ["--sim-profile=instant"]}}}
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
