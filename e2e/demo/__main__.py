@@ -140,17 +140,14 @@ class Demo:
 
     def tell_how_to_go_on(self) -> None:
         """Print how to reach what KEEP=1 left running."""
-        self.say("left running (KEEP=1); end it with: .venv/bin/duplex-lab down --name demo")
-        target = self.serving.url.removeprefix("http://")
-        self.say(
-            f"  router:  .venv/bin/duplex-lab forward --name demo {target} --port 8000, then http://127.0.0.1:8000/v1"
-        )
+        lab = f".venv/bin/duplex-lab {{}} --name {self.cluster.name}"
+        router = self.serving.url.removeprefix("http://")
+        self.say(f"left running (KEEP=1); end it with: {lab.format('down')}")
+        self.say(f"  router:  {lab.format('forward')} {router} --port 8000   then http://127.0.0.1:8000/v1")
         for pod in self.serving.list("pods"):
-            address, name = pod["status"].get("podIP"), pod["metadata"]["name"]
             port = 9100 if pod["metadata"]["labels"]["duplex.dev/role"] == "router" else 8000
-            self.say(
-                f"  metrics: .venv/bin/duplex-lab exec --name demo node1 -- curl http://{address}:{port}/metrics  ({name})"
-            )
+            url = f"http://{pod['status'].get('podIP')}:{port}/metrics"
+            self.say(f"  metrics: {lab.format('exec')} node1 -- curl {url}   ({pod['metadata']['name']})")
 
 
 def main() -> int:
