@@ -126,7 +126,9 @@ class Service:
             connection.drain()
         self.ledger.retire_all()
         self.core.keeper.flush()
-        await self._until(lambda: self.core.keeper.outstanding == 0, RELEASE_SECONDS)
+        # A hold is not released under a leg that was cut off a moment ago: its grace is waited for.
+        patience = RELEASE_SECONDS + self._settings.legs.pull_grace_seconds
+        await self._until(lambda: len(self.ledger) == 0 and self.core.keeper.outstanding == 0, patience)
         log.info("router stops; holds left: %d", len(self.ledger))
         for task in self._tasks:
             task.cancel()

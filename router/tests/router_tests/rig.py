@@ -245,9 +245,10 @@ async def say(
 ) -> Said:
     """Send one turn and read the whole answer. Replies do not end by themselves, so that there is something to pull."""
     extra = {"ignore_eos": True, **more.pop("extra_body", {})}
-    raw = await client.chat.completions.with_raw_response.create(
+    create: Any = client.chat.completions.with_raw_response.create  # its overloads do not fit what is built here
+    raw = await create(
         model=MODEL, messages=messages, max_tokens=tokens, stream=stream, temperature=0, extra_body=extra, **more
-    )  # type: ignore[call-overload]  # built at run time
+    )
     parsed = raw.parse()
     if stream:
         parts, finish = [], None
@@ -264,12 +265,17 @@ async def say(
     return Said(text, raw.headers["x-duplex-reuse"], {name: int(value) for name, value in counts.items()}, finish)
 
 
-async def say_plain(engines: Engines, messages: list[Message], *, tokens: int = 100) -> str:
+async def say_plain(engines: Engines, messages: list[Message], *, tokens: int = 100, **extra: Any) -> str:
     """Return what one plain server answers."""
     assert engines.plain is not None
     async with openai.AsyncOpenAI(base_url=engines.plain.url + "/v1", api_key="x") as client:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=messages, max_tokens=tokens, temperature=0, extra_body={"ignore_eos": True}
-        )  # type: ignore[call-overload]  # built at run time
+        create: Any = client.chat.completions.create
+        answer = await create(
+            model=MODEL,
+            messages=messages,
+            max_tokens=tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True, **extra},
+        )
         text: str = answer.choices[0].message.content
         return text

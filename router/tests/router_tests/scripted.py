@@ -183,7 +183,11 @@ class Stage:
         self.transport = ScriptedTransport()
         self.later: list[Callable[[], None]] = []
         ledger = Ledger(self.clock)
-        self.fleet = Fleet(self.clock, on_gone=ledger.forget_engine)
+
+        def gone(key: str) -> None:
+            ledger.forget_engine(key)
+
+        self.fleet = Fleet(self.clock, on_gone=gone)
         counters = Counters()
         keeper = Keeper(ledger=ledger, fleet=self.fleet, transport=self.transport, clock=self.clock, counters=counters)
         self.core = Core(

@@ -34,9 +34,25 @@ class FakeEngine:
         self.connections = 0
         self.handler: Handler = default_answer
         self.port = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.tasks.add(asyncio.ensure_future(self.serve(reader, writer)))
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.sleep(0)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+        try:
+            await self.answer(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -47,7 +63,6 @@ class FakeEngine:
                 self.requests.append((first.split(b" ")[1].decode(), headers, fields))
                 await self.handler(fields, writer)
                 await writer.drain()
-        writer.close()
 
 
 def whole(body: dict[str, Any], status: str = "200 OK") -> bytes:
@@ -119,7 +134,7 @@ async def site(tmp_path: Path, **more: Any) -> AsyncIterator[Site]:
     engines = FakeEngine(), FakeEngine()
     servers = []
     for engine in engines:
-        server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(engine.accept, "127.0.0.1", 0)
         engine.port = server.sockets[0].getsockname()[1]
         servers.append(server)
     urls = {
@@ -140,6 +155,8 @@ async def site(tmp_path: Path, **more: Any) -> AsyncIterator[Site]:
     finally:
         for server in servers:
             server.close()
+        for engine in engines:
+            await engine.close()
 
 
 def post(body: Any = OK_CHAT, path: str = "/v1/chat/completions", *headers: str, close: bool = True) -> bytes:
@@ -157,7 +174,7 @@ def get(path: str, method: str = "GET") -> bytes:
 def parts(answer: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
-    return int(first.split(b" ")[1]), dict(line.split(b": ", 1) for line in lines), body  # type: ignore[arg-type, misc]  # two parts each
+    return int(first.split(b" ")[1]), dict(line.split(b": ", 1) for line in lines), body
 
 
 async def test_what_engines_must_not_see_is_refused_in_openais_shape(tmp_path: Path) -> None:
@@ -329,8 +346,7 @@ async def test_an_answer_without_length_ends_with_its_connection(tmp_path: Path)
     async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         raw = json.dumps({"choices": [{"message": {"content": "to the end"}}]}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + raw)
-        await writer.drain()
-        writer.close()
+        writer.write_eof()
 
     async with site(tmp_path) as under_test:
         under_test.decode.handler = answer

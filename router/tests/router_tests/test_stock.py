@@ -5,7 +5,7 @@ from pathlib import Path
 
 from duplex_connector.contract import ConnectorKind, Role
 
-from .rig import CORRUPT, Engines, assistant, fresh, launch, router, running, say, say_plain, until, user
+from .rig import Engines, assistant, fresh, launch, router, running, say, say_plain, until, user
 
 
 async def test_plain_continuations_pull_up_to_the_former_prompt(stock: Engines, tmp_path: Path) -> None:
@@ -42,19 +42,31 @@ async def test_edits_and_parallel_turns_are_answered_right(stock: Engines, tmp_p
     assert stock.corrupt() == 0
 
 
-async def test_a_template_that_strips_thinking_gets_no_reuse(tmp_path: Path) -> None:
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+async def test_stripped_thinking_is_right_for_plain_turns_and_refused_for_tool_loops(tmp_path: Path) -> None:
     flags = ("--sim-template", "strips-thinking", "--no-enable-prefix-caching")
     prefill, decode = (launch(role, ConnectorKind.STOCK, *flags) for role in (Role.PREFILL, Role.DECODE))
-    with running(prefill, decode):
-        engines = Engines(ConnectorKind.STOCK, [prefill], [decode])
+    plain = launch(None, ConnectorKind.STOCK, *flags)
+    with running(prefill, decode, plain):
+        engines = Engines(ConnectorKind.STOCK, [prefill], [decode], plain)
         async with router(tmp_path, engines.document()) as under_test:
             await until(lambda: under_test.service.core.templates.probed("r1"))
-            client, messages = under_test.client(), [*fresh(), user("first")]
-            one = await say(client, messages)
-            messages += [assistant(f"<think>hm</think>{one.text}"), user("second")]
-            two = await say(client, messages)
-            assert two.reuse == "rejected;reason=unstable-template"
-            assert CORRUPT not in two.text
-            await until(lambda: engines.holds() == 1)  # the second turn's hold replaces the first's
+            client, first = under_test.client(), [*fresh(), user("first")]
+            one = await say(client, first)
+            second = [*first, assistant(f"<think>hm</think>{one.text}"), user("second")]
+            two = await say(client, second)
+            assert two.reuse == "partial", "a former prompt is the same, whatever became of its reply"
+            assert two.text == await say_plain(engines, second)
+            await say(client, [*fresh(), user("first")], tools=TOOLS)
+            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            looped = [*fresh(), user("first")]
+            await say(client, looped, tools=TOOLS)
+            looped += [{**assistant("<think>hm</think>"), "tool_calls": [call]}]
+            looped += [{"role": "tool", "tool_call_id": "c", "content": "found"}]
+            three = await say(client, looped, tools=TOOLS)
+            assert three.reuse == "rejected;reason=unstable-template"
+            assert three.text == await say_plain(engines, looped, tools=TOOLS)
         assert engines.holds() == 0
         assert engines.corrupt() == 0

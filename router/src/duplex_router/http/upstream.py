@@ -240,6 +240,7 @@ class Pool:
         self.active: set[UpstreamExchange] = set()
         self._idle: dict[bytes, list[Connection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def request(
         self,
@@ -272,6 +273,9 @@ class Pool:
 
     def connect(self, engine: Engine, exchange: UpstreamExchange) -> None:
         """Open a connection for an exchange."""
+        if self._closed:
+            asyncio.get_running_loop().call_soon(exchange.unreachable)
+            return
         task = asyncio.get_running_loop().create_task(self._connect(engine, exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -304,7 +308,8 @@ class Pool:
                 idle.pop(0).close()
 
     async def close(self) -> None:
-        """Close everything; exchanges under way are lost."""
+        """Close everything; exchanges under way are lost, and new ones find nobody."""
+        self._closed = True
         for task in list(self._connecting):
             task.cancel()
         for exchange in list(self.active):
