@@ -29,7 +29,7 @@ class Cluster:
         self.version = 0
         self.compacted = 0
         self.news = asyncio.Event()
-        self.broken: KubeError | None = None
+        self.breaks: list[KubeError] = []
         # Called before each request with its verb, plural and name; may raise.
         self.before: Callable[[str, str, str], None] = lambda _verb, _plural, _name: None
 
@@ -47,7 +47,7 @@ class Cluster:
 
     def break_watches(self, error: KubeError) -> None:
         """End every watch with ``error``."""
-        self.broken = error
+        self.breaks.append(error)
         self.news.set()
         self.news = asyncio.Event()
 
@@ -93,7 +93,7 @@ class FakeKube:
         timeout_seconds: int = 300,  # noqa: ARG002 - this server never ends a watch by itself
     ) -> AsyncGenerator[WatchEvent, None]:
         await self._begin("watch", resource, "")
-        seen = int(resource_version)
+        seen, breaks = int(resource_version), len(self.cluster.breaks)
         while True:
             if seen < self.cluster.compacted:
                 raise GoneError("too old resource version", status=410)
@@ -102,9 +102,8 @@ class FakeKube:
                     if _selected(obj, selection):
                         yield WatchEvent(kind, copy.deepcopy(obj))
                     seen = version
-            if self.cluster.broken is not None:
-                error, self.cluster.broken = self.cluster.broken, None
-                raise error
+            if len(self.cluster.breaks) > breaks:
+                raise self.cluster.breaks[-1]
             await self.cluster.news.wait()
 
     async def apply(self, obj: KubeObject, resource: Resource, *, field_manager: str) -> KubeObject:
