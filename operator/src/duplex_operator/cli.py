@@ -25,14 +25,19 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.command == "crds":
         sys.stdout.write(crd_text())
         return 0
+    try:
+        settings = _settings(options)
+    except ValueError as error:
+        parser.error(str(error))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
-        asyncio.run(_run(_settings(options)))
+        asyncio.run(_run(settings))
     except (ConnectError, LostLeadershipError, OSError) as error:
         logging.getLogger(USER_AGENT).error("%s", error)  # noqa: TRY400 - the message says it all
         return 1
