@@ -10,7 +10,7 @@ from msgspec import Raw
 from duplex_connector.contract import Params
 
 from .errors import WireError
-from .fields import NULL, Piece, is_null, join_object, split_object
+from .fields import NULL, Piece, join_object, split_object
 
 FINISHED_BY_ERROR = "error"
 
@@ -57,10 +57,6 @@ class Event(msgspec.Struct):
     error: Raw = Raw(NULL)
     kv_transfer_params: Raw = Raw(NULL)
 
-    def failed(self) -> bool:
-        """Tell whether it says that the generation failed (a 200 may: smg#2382)."""
-        return not is_null(self.error) or any(choice.finish_reason == FINISHED_BY_ERROR for choice in self.choices)
-
     def says_something(self) -> bool:
         """Tell whether it carries more than a role: only then has the engine got through its hand-off."""
         return not self.choices or any(
@@ -72,6 +68,11 @@ class Event(msgspec.Struct):
             or choice.delta.tool_calls
             for choice in self.choices
         )
+
+
+def given(value: Raw) -> bool:
+    """Tell whether a field is not null, from its size alone: nothing else that engines write there has this length."""
+    return len(value) != len(NULL)
 
 
 _decode_event = msgspec.json.Decoder(Event).decode
@@ -158,13 +159,15 @@ class Observer:
             return self._pass_on_unknown(data)
         if event.usage is not None:
             self.usage = event.usage
+        if given(event.error):
+            self.failed = True
         for choice in event.choices:
             self.reply.add(choice)
-        if event.failed():
-            self.failed = True
+            if choice.finish_reason == FINISHED_BY_ERROR:  # in a 200, that is (smg#2382)
+                self.failed = True
         if not self.spoke:
             self.spoke = event.says_something()
-        if is_null(event.kv_transfer_params):
+        if not given(event.kv_transfer_params):
             return data
         self.handle = bytes(event.kv_transfer_params)
         return cut_params(data)

@@ -43,10 +43,11 @@ class StreamRelay:
             return self._reframe(payload) + (self._finish() if self.done else b"")
         if self._carry:
             data = self._carry + data
-        end, whole = self._walk(data)
+        chunks, whole = self._walk(data)
         if whole and not self._partial:
-            return self._pass_on(data, end)
-        return self._reframe(_payload(data, end)) + (self._finish() if self.done else b"")
+            return self._pass_on(data, chunks)
+        payload = b"".join([data[start:stop] for start, stop in chunks])
+        return self._reframe(payload) + (self._finish() if self.done else b"")
 
     def end_of_connection(self) -> bytes | None:
         """Say that no more comes: the last bytes where that completes the body, None where it was cut off."""
@@ -55,8 +56,9 @@ class StreamRelay:
         self.done = True
         return self._finish()
 
-    def _walk(self, data: bytes) -> tuple[int, bool]:
-        """Return where the last whole chunk ends, and whether every chunk up to there ends an event."""
+    def _walk(self, data: bytes) -> tuple[list[tuple[int, int]], bool]:
+        """Return where the payload of each whole chunk starts and stops, and whether each of them ends an event."""
+        chunks: list[tuple[int, int]] = []
         position, length, whole = 0, len(data), True
         while position < length:
             line_end = data.find(CRLF, position, position + MAX_SIZE_LINE)
@@ -67,19 +69,21 @@ class StreamRelay:
             size = chunk_size(data[position:line_end])
             if size == 0:
                 self._end_of_chunks(data, position)
-                return position, whole
-            end = line_end + 2 + size
+                return chunks, whole
+            start = line_end + 2
+            stop = start + size
             if size > MAX_EVENT_BYTES:
                 raise WireError("a chunk is too large")
-            if end + 2 > length:
+            if stop + 2 > length:
                 break
-            if data[end : end + 2] != CRLF:
+            if data[stop : stop + 2] != CRLF:
                 raise WireError("a chunk does not end where its size says")
-            if data[end - 2 : end] != EVENT_END:
+            if data[stop - 2 : stop] != EVENT_END:
                 whole = False
-            position = end + 2
+            chunks.append((start, stop))
+            position = stop + 2
         self._carry = data[position:] if position < length else b""
-        return position, whole
+        return chunks, whole
 
     def _end_of_chunks(self, data: bytes, position: int) -> None:
         """Read the last chunk and its trailer, which starts at `position`."""
@@ -88,20 +92,17 @@ class StreamRelay:
         self.done, self.surplus = last.done, last.surplus
         self._carry = b"" if last.done else data[position:]
 
-    def _pass_on(self, data: bytes, end: int) -> bytes:
+    def _pass_on(self, data: bytes, chunks: list[tuple[int, int]]) -> bytes:
         """Return whole chunks of whole events as they came, each changed one framed anew."""
         out: list[bytes] = []
-        kept, position = 0, 0
-        while position < end:
-            line_end = data.find(CRLF, position)
-            start = line_end + 2
-            stop = start + chunk_size(data[position:line_end])
+        kept = end = 0
+        for start, stop in chunks:
             payload = data[start:stop]
             changed = self._look(payload)
             if changed is not payload:
-                out += [data[kept:position], chunk(changed)]
+                out += [data[kept:end], chunk(changed)]
                 kept = stop + 2
-            position = stop + 2
+            end = stop + 2
         if not out and not self.done:
             return data if end == len(data) else data[:end]
         out.append(data[kept:end])
@@ -144,15 +145,3 @@ class StreamRelay:
             return event
         others = [line for line in lines if not line.startswith(b"data:")]
         return b"\n".join([*others, _DATA + shown])
-
-
-def _payload(data: bytes, end: int) -> bytes:
-    """Return the payload of the whole chunks before `end`."""
-    parts: list[bytes] = []
-    position = 0
-    while position < end:
-        line_end = data.find(CRLF, position)
-        stop = line_end + 2 + chunk_size(data[position:line_end])
-        parts.append(data[line_end + 2 : stop])
-        position = stop + 2
-    return b"".join(parts)
