@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from duplex_connector.contract import Metric
 
@@ -144,4 +145,4 @@ def _hold_metrics(metrics: Metrics, holds: Holds, *, guarded: bool) -> None:
         Metric.DUPLEX_LAPSES: "lapses",
     }
     for name, field in readers.items():
-        metrics.counter(name, lambda field=field: float(getattr(counts, field)))  # type: ignore[misc]
+        metrics.counter(name, partial(getattr, counts, field))

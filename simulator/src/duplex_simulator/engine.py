@@ -12,7 +12,7 @@ from duplex_connector.contract import KEEP_PREFIX, Metric
 from .blocks import BlockPool
 from .chain import fold
 from .clock import Clock
-from .connector import Connector, Pull
+from .connector import Connector
 from .metrics import Metrics
 from .model import LanguageModel
 from .profile import Profile
@@ -229,7 +229,7 @@ class Engine:
 
         Where no transfer was started, the wait is for ever (traps 2 to 4).
         """
-        pull: Pull | None = request.pull
+        pull = request.pull
         if pull is None or self._transfers is None:
             logger.warning("%s waits for remote KV that nobody fetches", request.request_id)
             await self._death.wait()

@@ -10,9 +10,10 @@ from duplex_connector.proof import Decision, Outcome, Reason, decide, publish, s
 from duplex_connector.turn import Turn
 
 from .clock import Clock
-from .connector import ConnectorSettings, Pull, StockConnector, notice
+from .connector import ConnectorSettings, StockConnector
 from .holds import Holds
 from .metrics import Metrics
+from .pull import Pull, notice
 from .request import EngineRequest
 from .sequence import Layout
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from duplex_connector.turn import Turn
 
+from .pull import Pull
 from .sequence import SequenceKV
 
 
@@ -61,7 +62,7 @@ class EngineRequest:
     preempted: bool = False
     admissions: int = 0
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
-    pull: Any = None
+    pull: Pull | None = None
     arrived_at: float = 0.0
     first_token_at: float = 0.0
 

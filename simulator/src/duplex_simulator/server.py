@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_BODY: Final = 256 << 20
 _FAILED: Final = "Internal server error"
+_WATCHDOG_SECONDS: Final = 5.0
+"""How long vLLM's API process outlives its engine at most (entrypoints/launchers/launcher.py)."""
 
 
 class Api:
@@ -235,6 +237,3 @@ async def _watch(process: Process, stop: asyncio.Event) -> int:
     finally:
         for task in (death, stopped):
             task.cancel()
-
-
-_WATCHDOG_SECONDS: Final = 5.0

@@ -12,10 +12,10 @@ from duplex_connector.heartbeats import Heartbeats
 
 from .blocks import BlockPool
 from .clock import Clock
-from .connector import Pull
 from .holds import HEARTBEAT_PREFIX
 from .metrics import Metrics
 from .profile import Profile
+from .pull import Pull
 from .request import EngineRequest
 from .sidechannel import SideChannelClient, TransferError
 
