@@ -1,0 +1,78 @@
+"""Turns on stock engines: a handle is trimmed to a former prompt, and given away once."""
+
+import pytest
+
+from duplex_connector.contract import ConnectorKind
+from duplex_router.turn.legs import Failure
+
+from .scripted import Json, Stage
+from .turns import FIRST, SECOND, held, released, reuse
+
+
+@pytest.fixture
+def stock() -> Stage:
+    found = Stage(ConnectorKind.STOCK)
+    found.core.templates.learn("r1", tools=False, slack=0)
+    return found
+
+
+def stock_turn(stage: Stage, messages: list[Json], *, request: str, prompt_tokens: int) -> None:
+    stage.begin(messages)
+    stage.transport.take().prefilled(prompt_tokens=prompt_tokens)
+    stage.transport.take().stream(request=request, tokens=prompt_tokens + 20)
+
+
+def test_a_stock_handle_is_trimmed_and_used_once(stock: Stage) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    prefill = stock.transport.take()
+    assert prefill.params["remote_num_tokens"] == 48
+    assert len(prefill.params["remote_block_ids"][0]) == 3
+    assert not prefill.repeatable
+    assert held(stock) == set()
+    stock.begin(SECOND)
+    assert stock.transport.take().params["remote_block_ids"] is None
+
+
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.UNREACHABLE])
+def test_a_stock_handle_is_burnt_by_a_failure_and_its_hold_released(stock: Stage, failure: Failure) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    stock.transport.take().fail(failure)
+    assert released(stock) == ["hold-1"]
+    assert stock.transport.take().params["remote_block_ids"] is None
+
+
+def test_a_stock_handle_is_burnt_by_a_client_that_leaves(stock: Stage) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    turn, _ = stock.begin(SECOND)
+    stock.transport.take()
+    turn.client_gone()
+    assert released(stock) == ["hold-1"]
+
+
+def test_a_redone_turn_does_not_offer_a_stock_handle_again(stock: Stage) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    stock.transport.take().prefilled("one")
+    stock.transport.take().fail(Failure.LOST)
+    assert stock.transport.take().params["remote_block_ids"] is None
+
+
+def test_a_stock_engine_with_an_unprobed_template_gets_no_handle() -> None:
+    stage = Stage(ConnectorKind.STOCK)
+    stock_turn(stage, FIRST, request="hold-1", prompt_tokens=50)
+    _, client = stage.begin(SECOND)
+    prefill = stage.transport.take()
+    assert prefill.params["remote_block_ids"] is None
+    prefill.prefilled(prompt_tokens=70)
+    stage.transport.take().stream(request="hold-2", tokens=80)
+    assert reuse(client) == b"rejected;reason=unstable-template"
+    assert released(stage) == ["hold-1"]
+
+
+def test_slack_is_taken_off_before_the_blocks_are_counted(stock: Stage) -> None:
+    stock.core.templates.learn("r1", tools=False, slack=3)
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    assert stock.transport.take().params["remote_num_tokens"] == 32
