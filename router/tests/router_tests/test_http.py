@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex_router.http.settings import ServerSettings
+from duplex_router.http.upstream import IDLE_SECONDS
 from duplex_router.turn.core import LegSettings
 
 from .handles import handle_fields
@@ -325,6 +327,16 @@ async def test_engine_connections_are_reused_and_have_no_delay(tmp_path: Path) -
         assert idle._transport is not None
         sock = idle._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_an_engine_connection_that_grows_old_is_closed_before_the_engine_does(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        await under_test.exchange(post())
+        pool = under_test.router.service.pool
+        assert pool._idle
+        pool.clock = lambda: time.monotonic() + IDLE_SECONDS
+        pool.tick()
+        assert not pool._idle
 
 
 async def test_a_pooled_connection_that_turns_out_closed_is_replaced(tmp_path: Path) -> None:

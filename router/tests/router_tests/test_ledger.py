@@ -192,6 +192,9 @@ def test_the_budget_releases_the_oldest_that_no_turn_uses(ledger: Ledger) -> Non
     assert ledger.keep_within("d1", 100) == 1
     assert ledger.due_releases() == [oldest]
     assert set(ledger) == {used, newest, elsewhere}
+    assert (ledger.held_tokens("d1"), ledger.held_tokens("d2"), ledger.tokens) == (100, 500, 600)
+    ledger.forget_engine("d2")
+    assert (ledger.held_tokens("d2"), ledger.tokens) == (0, 100)
 
 
 def test_all_retire_at_the_end(ledger: Ledger) -> None:

@@ -306,6 +306,8 @@ class Pool:
         for idle in self._idle.values():
             while idle and not idle[0].usable(now):
                 idle.pop(0).close()
+        for address in [address for address, idle in self._idle.items() if not idle]:
+            del self._idle[address]
 
     async def close(self) -> None:
         """Close everything; exchanges under way are lost, and new ones find nobody."""

@@ -6,8 +6,9 @@ live, so every hold has an owner here until it is released, lapses, or its engin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from duplex_router.wire.params import Handle
@@ -73,6 +74,7 @@ class Ledger:
         self._clock = clock
         self._by_mark: dict[bytes, dict[Entry, None]] = {}
         self._by_engine: dict[str, dict[Entry, None]] = {}
+        self._held: Counter[str] = Counter()
         self._boots: dict[str, str] = {}
         self._to_release: list[Entry] = []
         self.tokens = 0
@@ -86,7 +88,7 @@ class Ledger:
 
     def held_tokens(self, engine: str) -> int:
         """Return how many tokens an engine holds for entries of this ledger."""
-        return sum(entry.handle.tokens for entry in self._by_engine.get(engine, ()))
+        return self._held[engine]
 
     def add(self, entry: Entry) -> None:
         """Take a new handle, which replaces one of the same history and reply.
@@ -99,6 +101,7 @@ class Ledger:
         self._retire_equals(entry)
         self._by_engine.setdefault(entry.engine, {})[entry] = None
         self.tokens += entry.handle.tokens
+        self._held[entry.engine] += entry.handle.tokens
         for mark in entry.marks:
             self._by_mark.setdefault(mark, {})[entry] = None
 
@@ -148,8 +151,10 @@ class Ledger:
         if entry not in entries:
             return
         del entries[entry]
+        self._held[entry.engine] -= entry.handle.tokens
         if not entries:
             del self._by_engine[entry.engine]
+            del self._held[entry.engine]
         self.tokens -= entry.handle.tokens
         self._unindex(entry)
 
@@ -235,7 +240,7 @@ class Boundary:
     """How many tokens of a former prompt are surely those of a request, for engines that prove nothing."""
 
     tokens: int = 0
-    reason: str = field(default="")
+    reason: str = ""
 
 
 def unproved_tokens(ledger: Ledger, match: Match, history: History) -> Boundary:
