@@ -27,7 +27,16 @@ PACKAGES = {
 }
 # Layers inside a package, lowest first; modules in one set do not import one another.
 LAYERS = {
-    "duplex_router": [{"settings"}, {"wire"}, {"ledger", "fleet"}, {"turn"}, {"http"}, {"store", "admin", "source"}, {"service"}, {"cli"}],
+    "duplex_router": [
+        {"settings"},
+        {"wire"},
+        {"ledger", "fleet"},
+        {"turn"},
+        {"http"},
+        {"store", "admin", "source"},
+        {"service"},
+        {"cli"},
+    ],
     "duplex_operator": [{"api"}, {"render", "plan"}, {"runtime"}, {"reconcile"}, {"handlers"}, {"cli"}, {"__main__"}],
 }
 PURE = {
