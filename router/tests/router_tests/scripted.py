@@ -176,7 +176,7 @@ class ScriptedClient:
 
 
 class Stage:
-    """A core with scripted engines: p1, p2, d1, d2 of one revision, and one more revision, if asked for."""
+    """A core with scripted engines, p1, p2, d1, d2, of one revision; `revisions` and `set_policy` change the fleet."""
 
     def __init__(self, kind: ConnectorKind = ConnectorKind.GUARDED, *, prefill: int = 2, decode: int = 2) -> None:
         self.clock = Clock()
@@ -204,6 +204,7 @@ class Stage:
             "prefill": [f"http://p{number}:1" for number in range(1, prefill + 1)],
             "decode": [f"http://d{number}:1" for number in range(1, decode + 1)],
         }
+        self.revisions: dict[str, dict[str, list[str]]] = {}
         self.set_policy()
 
     @property
@@ -215,7 +216,9 @@ class Stage:
         value = {
             "model": {"name": "m", "blockSize": 16, "connector": self.kind.value},
             "policy": policy,
-            "revisions": [{"name": "r1", "engines": self.urls}],
+            "revisions": [
+                {"name": name, "engines": urls} for name, urls in (self.revisions or {"r1": self.urls}).items()
+            ],
         }
         self.fleet.take_document(convert_document(value))
 

@@ -12,6 +12,8 @@ from .handles import handle_fields
 from .scripted import Json, Stage
 from .turns import FIRST, SECOND, error_of, held, released, reuse
 
+OTHER_REVISION = {"prefill": ["http://p9:1"], "decode": ["http://d9:1"]}
+
 
 @pytest.fixture
 def stage() -> Stage:
@@ -190,6 +192,46 @@ def test_a_failed_decode_leg_costs_both_legs_once_more(stage: Stage, failure: Fa
     assert (again.engine.key, again.params["remote_request_id"]) == ("d2:1", "two")
     again.stream()
     assert client.ended
+
+
+def test_a_turn_that_is_done_again_does_not_offer_what_was_released_meanwhile(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    _, client = stage.begin(SECOND)
+    stage.transport.take().prefilled("one", outcome="full", pulled=40)
+    decode = stage.transport.take()
+    stage.whole_turn([*SECOND[:2], {"role": "user", "content": "branch"}], request="hold-2")
+    assert released(stage) == ["hold-1"]
+    decode.fail(Failure.LOST)
+    again = stage.transport.take()
+    assert again.params["remote_block_ids"] is None
+    again.prefilled("two")
+    stage.transport.take().stream()
+    assert reuse(client) == b"rejected;reason=expired"
+
+
+def test_a_handle_never_crosses_to_another_revision(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.revisions = {"r1": {"prefill": [], "decode": stage.urls["decode"]}, "r2": OTHER_REVISION}
+    stage.set_policy()
+    _, client = stage.begin(SECOND)
+    prefill = stage.transport.take()
+    assert (prefill.engine.key, prefill.params["remote_block_ids"]) == ("p9:1", None)
+    prefill.prefilled()
+    decode = stage.transport.take()
+    assert decode.engine.key == "d9:1"
+    decode.stream()
+    assert reuse(client) == b"rejected;reason=revision"
+
+
+def test_a_conversation_stays_on_its_revision_while_that_can_serve_it(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.revisions = {"r2": OTHER_REVISION, "r1": stage.urls}
+    stage.set_policy()
+    for _ in range(3):
+        stage.begin(SECOND)
+        prefill = stage.transport.take()
+        assert prefill.engine.revision == "r1"
+        assert prefill.params["remote_request_id"] == "hold-1"
 
 
 def test_a_stream_that_fails_before_it_says_anything_is_done_again(stage: Stage) -> None:
