@@ -14,8 +14,8 @@ from duplex_router.admin.scrape import backend, bytes_moved, kv_tokens, samples
 from duplex_router.cli import parse_arguments, settings_of
 from duplex_router.turn.counters import Explanations
 
+from .raw_site import post, site
 from .rig import Engines, fetch, fresh, router, say, until, user
-from .test_http import site
 
 PAGE = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -102,8 +102,6 @@ async def test_ready_once_there_is_a_document_and_no_longer_when_draining(tmp_pa
 
 async def test_metrics_are_prometheus_text_and_count_the_turn(tmp_path: Path) -> None:
     async with site(tmp_path) as under_test:
-        from .test_http import post
-
         await under_test.exchange(post())
         page = await asyncio.to_thread(_text, under_test.router.admin + "/metrics")
         found: dict[tuple[str, str], float] = {}
