@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -166,12 +167,17 @@ class Turns:
     engines: Running
     random: random.Random = field(default_factory=lambda: random.Random())  # noqa: S311, PLW0108 - no secret; fresh
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
+    _held: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._held:
+            # No hold of this check may lapse while the next one counts blocks.
+            with suppress(NoAnswerError):
+                self.lease(dict.fromkeys(self._held, 0.0))
 
     def words(self, count: int) -> list[int]:
         """Return random tokens of plain words."""
@@ -216,7 +222,10 @@ class Turns:
         if wishes is not None:
             params[Params.DUPLEX] = {**(params.get(Params.DUPLEX) or {}), **wishes}
         wait = self.engines.facts.answer_seconds
-        return request(self.engines.decode, COMPLETIONS, self.body(prompt, most, params, **more), seconds=wait)
+        reply = request(self.engines.decode, COMPLETIONS, self.body(prompt, most, params, **more), seconds=wait)
+        if reply.duplex:  # of a guarded engine: a stock one knows no lease messages
+            self._held.append(str(reply.params[Params.REQUEST_ID]))
+        return reply
 
     def turn(
         self,

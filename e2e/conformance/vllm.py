@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -138,7 +139,7 @@ class RealEngines:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs / "vllm"
-        self._package = self._logs / "connector"
+        self._package = self._logs / f"connector-{os.getpid()}"
         self._engine: Engine | None = None
         self._running: dict[str, tuple[list[str], Server]] = {}
 
@@ -150,6 +151,7 @@ class RealEngines:
 
     def __exit__(self, *_: object) -> None:
         self._stop(list(self._running))
+        shutil.rmtree(self._package, ignore_errors=True)
 
     def _stop(self, names: list[str]) -> None:
         ended = [self._running.pop(name)[1] for name in names]
