@@ -155,6 +155,6 @@ def test_nothing_stays_pinned(cluster: Cluster, apply_serving: Apply, talker: Ma
             ["curl", "-sf", f"http://{address}:8000/sim/state"], check=True, capture_output=True, text=True
         )
         state = json.loads(answer.stdout)
-        assert state["holds"] == 0, (role, state)
-        assert state["leases"] == 0, (role, state)
-        assert state["corrupt"] == 0, (role, state)
+        assert state["holds"] == [], (role, state)
+        assert state["blocks"]["used"] == 0, (role, state)
+        assert state["corruptAnswers"] == 0, (role, state)
