@@ -126,7 +126,7 @@ def test_release_is_at_once_and_counted_apart(turns: Turns, variant: Variant, re
 
 @over(STOCK, GUARDED)
 def test_a_rejected_request_at_prefill_frees_decodes_hold(turns: Turns, variant: Variant, report: Report) -> None:
-    """The release that a stock pair understands (VLLM.md j)."""
+    """The release that a stock pair understands."""
     before = blocks_used(turns.engines.decode)
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
     params = {**turn.handle, Params.DO_REMOTE_PREFILL: True, Params.DO_REMOTE_DECODE: False}

@@ -265,7 +265,7 @@ class Turns:
         self.lease({str(handle[Params.REQUEST_ID]): 0 for handle in handles})
 
     def drop(self, prefilled: Reply) -> None:
-        """Give up a prefill leg that no decode leg follows: a rejected one frees what prefill holds (VLLM.md b.6)."""
+        """Give up a prefill leg that no decode leg follows: a rejected one frees what prefill holds."""
         body = self.body([self.engines.facts.tokens.start], 1, prefilled.params, model="no-such-model")
         request(self.engines.decode, COMPLETIONS, body)
 
@@ -275,7 +275,7 @@ class Turns:
 
 
 def trimmed(handle: Mapping[str, Any], common: int, block_size: int) -> dict[str, Any]:
-    """Cut a stock handle to the blocks that lie in the common prefix, as VLLM.md i has it."""
+    """Cut a stock handle to the blocks that lie in the common prefix."""
     blocks = common // block_size
     ids = [list(group[:blocks]) for group in handle[Params.BLOCK_IDS]]
     return {**handle, Params.NUM_TOKENS: blocks * block_size, Params.BLOCK_IDS: ids}

@@ -46,7 +46,7 @@ MANAGED_BY: Final = "duplex-operator"
 
 
 class Port:
-    """TCP ports. The side channel takes one port per data-parallel rank from SIDE_CHANNEL upwards (VLLM.md a.3)."""
+    """TCP ports. The side channel takes one port per data-parallel rank from SIDE_CHANNEL upwards (base_scheduler.py, vLLM 0.33.0)."""
 
     API: Final = 8000
     SIDE_CHANNEL: Final = 5600
@@ -225,7 +225,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Capability:
-    """What one vLLM release line can do (VLLM.md g.4, h).
+    """What one vLLM release line can do, by its source text.
 
     `bidirectional`: has the feature. `ttl_flag`: reads decoder_kv_blocks_ttl. `expiry_guard`: declines expired reads;
     without it an expired read answers wrongly with 200. `streams_params`: streamed answers carry kv_transfer_params.

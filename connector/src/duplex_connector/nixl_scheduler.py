@@ -107,7 +107,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
 
     def _decide(self, request: Any, params: dict[str, Any], *, is_hand_off: bool) -> Decision:  # noqa: ANN401
         if not is_hand_off and (not self.is_bidirectional_kv_xfer_enabled or self.use_host_buffer):
-            # vLLM starts no load then (update_state_after_alloc) but waits for one all the same (VLLM.md trap 2).
+            # vLLM starts no load then (update_state_after_alloc) but waits for one all the same.
             return Decision(Outcome.NONE, Reason.DISABLED)
         if params.get(Params.EXPIRY_TIME) is None:
             # vLLM reads without a deadline as if it had for ever; a guarded engine always writes one.
@@ -134,7 +134,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
         """Return how many proved tokens to load, and that loads run beside the engine's steps.
 
         vLLM's own trusts the params' count, has one threshold for all, and claims a load again when a request comes
-        back after a failed load or a preemption (pull_scheduler.py; VLLM.md traps 3, 4, 5).
+        back after a failed load or a preemption (pull_scheduler.py).
         """
         turn = self._turns.get(request.request_id)
         if turn is None:

@@ -37,7 +37,7 @@ class Turn:
         """Return how many tokens to load beyond the `local` ones; asked again, an admitted request loads nothing.
 
         A stock engine would wait for ever in that second case, after a failed load or a preemption: it asks for a
-        load that it does not start again (VLLM.md traps 3 and 4).
+        load that it does not start again.
         """
         self.local = local
         if self.admitted:
