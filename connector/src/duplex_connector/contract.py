@@ -46,7 +46,7 @@ MANAGED_BY: Final = "duplex-operator"
 
 
 class Port:
-    """TCP ports. The side channel takes one port per data-parallel rank from SIDE_CHANNEL upwards (base_scheduler.py, vLLM 0.33.0)."""
+    """TCP ports. The side channel takes one port per data-parallel rank from SIDE_CHANNEL upwards."""
 
     API: Final = 8000
     SIDE_CHANNEL: Final = 5600
