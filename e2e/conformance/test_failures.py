@@ -193,6 +193,8 @@ def test_a_hand_off_is_not_read_after_its_lease(turns: Turns, variant: Variant, 
     stock = variant.connector is ConnectorKind.STOCK
     # A stock pair's answer is right for as long as nobody has written to the freed blocks: the simulator never is.
     assert stock or seen == "right"
+    # An idle engine takes no notifications: let prefill make a step.
+    request(turns.engines.prefill, _COMPLETIONS, turns.body(turns.words(5), 1, None))
     read = eventually(lambda: samples(turns.engines.prefill).get(late, 0.0) - before, 1.0 if stock else 0.0)
     assert read == (1.0 if stock else 0.0)
     note = "read after the lease" if stock else "computed by decode"
