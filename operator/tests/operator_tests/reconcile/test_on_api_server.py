@@ -17,6 +17,7 @@ from duplex_kube.api import (
     Selection,
 )
 from duplex_kube.client import Client, connect
+from duplex_kube.errors import ConflictError
 from duplex_lab.control_plane import ControlPlane
 from duplex_operator.reconcile.kinds import CHILDREN, KEPT, SERVINGS
 from duplex_operator.runtime.leader import LostLeadershipError
@@ -324,10 +325,18 @@ async def _lose_the_lease(world: World) -> None:
     async with world.operator("operator-a"):
         await world.put(a_serving("chat", world.namespace))
         await world.rolled_out("chat")
-        lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
-        assert lease["spec"]["holderIdentity"] == "operator-a"
-        lease["spec"]["holderIdentity"] = "nobody"
-        await world.client.replace(lease, LEASES)
+
+        async def taken_away() -> bool:
+            lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
+            assert lease["spec"]["holderIdentity"] == "operator-a"
+            lease["spec"]["holderIdentity"] = "nobody"
+            try:
+                await world.client.replace(lease, LEASES)
+            except ConflictError:  # the leader renewed it in between
+                return False
+            return True
+
+        await eventually(taken_away)
         await asyncio.sleep(5)
         lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
         assert lease["spec"]["holderIdentity"] == "nobody"  # it did not take it back
