@@ -1,4 +1,4 @@
-"""Answers in vLLM 0.33's shapes: bodies, stream chunks, usage (VLLM.md b.3; openai/*/serving.py of 0.33.0)."""
+"""Answers in vLLM 0.33's shapes: bodies, stream chunks, usage (openai/*/serving.py)."""
 
 from __future__ import annotations
 

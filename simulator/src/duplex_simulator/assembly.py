@@ -55,7 +55,7 @@ class Process:
 
 def assemble(settings: Settings, clock: Clock) -> Process:
     """Return the engine process that `settings` describe, not yet started."""
-    # State-space models run without a prefix cache (VLLM.md n).
+    # State-space models run without a prefix cache.
     caching = settings.layout.prefix_caching and not settings.layout.has_state
     layout = dataclasses.replace(settings.layout, prefix_caching=caching)
     tokenizer, metrics = Tokenizer(), Metrics(settings.names[0])

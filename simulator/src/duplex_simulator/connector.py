@@ -20,7 +20,7 @@ from .sequence import Layout
 
 @dataclass(frozen=True)
 class ConnectorSettings:
-    """What `--kv-transfer-config` and the side-channel environment say (VLLM.md a.1).
+    """What `--kv-transfer-config` and the side-channel environment say.
 
     `host_buffer`: KV staged through host memory, with which a decode-to-prefill pull never starts (trap 2).
     `recompute`: the load failure policy. `ttl`, `lease`: seconds. `threshold`: tokens.
@@ -144,7 +144,7 @@ class StockConnector:
         """Remember nothing: that is what makes trap 3."""
 
     def finished(self, request: EngineRequest) -> tuple[bool, dict[str, Any] | None]:
-        """Hold the blocks of a hand-off or of a finished turn, and say where they are (VLLM.md b.3, c.2).
+        """Hold the blocks of a hand-off or of a finished turn, and say where they are.
 
         Aborted and failed requests never come here: the engine frees their blocks itself.
         """
@@ -186,7 +186,7 @@ class StockConnector:
         return answer
 
     def rejected(self, params: dict[str, Any]) -> Pull | None:
-        """Tell the peer of a rejected decode leg that its blocks may go (VLLM.md b.7)."""
+        """Tell the peer of a rejected decode leg that its blocks may go."""
         if not params.get(Params.DO_REMOTE_PREFILL):
             return None
         return notice(params)

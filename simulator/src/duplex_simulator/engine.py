@@ -82,7 +82,7 @@ class Engine:
             await self._transfers.close()
 
     async def drained(self) -> None:
-        """Return once nothing runs and nothing is held: what `--shutdown-timeout` waits for (VLLM.md d.4)."""
+        """Return once nothing runs and nothing is held: what `--shutdown-timeout` waits for."""
         self.draining = True
         while self.scheduler.running or self.scheduler.waiting or (self.connector and len(self.connector.holds)):
             await self.clock.sleep(_REAP_SECONDS)

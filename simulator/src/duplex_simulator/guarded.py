@@ -127,7 +127,7 @@ class GuardedConnector(StockConnector):
         return super().hold(request, is_prefill=is_prefill, ttl=seconds) | {Params.EXPIRY_TIME: deadline}
 
     def rejected(self, params: dict[str, Any]) -> Pull | None:
-        """Apply a lease message (VLLM.md m), or tell the peer of a rejected decode leg that its blocks may go."""
+        """Apply a lease message, or tell the peer of a rejected decode leg that its blocks may go."""
         if not params.get(Params.DO_REMOTE_PREFILL):
             return None
         wishes = instructions(params)

@@ -42,7 +42,7 @@ class HoldCounts:
 
 @dataclass
 class Holds:
-    """Every hold of one engine, and what may end it (VLLM.md b.8, m).
+    """Every hold of one engine, and what may end it.
 
     `free` takes the block tables of a hold that ends. `lease`: seconds of a hand-off's lease; a heartbeat moves its
     deadline to at least two thirds of that from now (vLLM 0.22 and later). `guarded`: notifications of pulls that must

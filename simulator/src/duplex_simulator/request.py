@@ -14,7 +14,7 @@ from .sequence import SequenceKV
 
 
 class Status(StrEnum):
-    """Where a request stands or how it ended; only STOPPED and LENGTH may leave a hold (VLLM.md b.3)."""
+    """Where a request stands or how it ended; only STOPPED and LENGTH may leave a hold."""
 
     WAITING = "waiting"
     LOADING = "loading"

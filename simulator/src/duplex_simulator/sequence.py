@@ -17,7 +17,7 @@ from .chain import CELL_BYTES, extend, fold, mix, origin
 class Layout:
     """The KV-cache groups of a model, and the attention window in tokens of its window groups.
 
-    `prefix_caching`: state-space models cannot have it (VLLM.md n).
+    `prefix_caching`: state-space models cannot have it.
     """
 
     groups: tuple[Group, ...]

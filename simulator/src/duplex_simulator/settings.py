@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def streams_params(self) -> bool:
-        """Return whether streamed answers carry kv_transfer_params: from 0.33 on (VLLM.md trap 1)."""
+        """Return whether streamed answers carry kv_transfer_params: from 0.33 on."""
         return self.version != "0.32.0"
 
 

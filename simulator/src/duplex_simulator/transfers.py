@@ -62,7 +62,7 @@ class Transfers:
         return task
 
     def heartbeats(self, params: dict[str, Any] | None) -> asyncio.Task[None] | None:
-        """Keep the lease of the hand-off that a decode leg names, until the task is cancelled (VLLM.md b.8).
+        """Keep the lease of the hand-off that a decode leg names, until the task is cancelled.
 
         None where the params name none, or lack a key: vLLM then sends no heartbeats.
         """

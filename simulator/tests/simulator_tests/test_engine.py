@@ -229,7 +229,7 @@ async def _long(side: Node, prompts: list[list[int]]) -> list[Leg]:
 
 
 async def test_block_sizes_that_differ_are_silently_wrong_one_way_and_fail_the_other() -> None:
-    """VLLM.md n: P 32 / D 64 passes the handshake and answers wrongly; P 64 / D 32 fails."""
+    """P 32 / D 64 passes the handshake and answers wrongly; P 64 / D 32 fails."""
     clock = VirtualClock()
     small, large = ("--block-size", "32"), ("--block-size", "64")
     async with node(clock, *small, kind=STOCK) as p, node(clock, *large, kind=STOCK) as d:
@@ -256,7 +256,7 @@ async def test_a_state_space_model_hands_off_and_reuses_but_not_exactly_what_is_
         held = (prompt + final.tokens)[: final.params[Params.NUM_TOKENS]]
         assert CORRUPT not in (await p.leg([*held, 301, 302], 1, final.params)).tokens
     # vLLM drops the last prompt token of such a hand-off, so one token more than is held is a full hit: the state
-    # that already has the token is advanced by it again (VLLM.md n).
+    # that already has the token is advanced by it again.
     async with node(clock, *groups, kind=STOCK) as p, node(clock, *groups, kind=STOCK) as d:
         _, answered = await _turn(p, d, words(200))
         exact = (words(200) + answered.tokens)[: answered.params[Params.NUM_TOKENS] + 1]

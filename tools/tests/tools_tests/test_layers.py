@@ -1,4 +1,4 @@
-"""The import direction of ARCHITECTURE: lower layers never import higher ones, and effects stay where they belong."""
+"""The import direction: lower layers never import higher ones, and effects stay where they belong."""
 
 import ast
 import sys

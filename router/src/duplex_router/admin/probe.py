@@ -1,8 +1,8 @@
 """The template probe finds out whether a prompt is, token for token, the beginning of the later turns' prompts.
 
 Only stock engines need to know, since nothing proves their tokens: a handle of theirs is trusted up to the end of a
-former prompt, and only if the same messages come out as the same tokens once more messages follow (VLLM.md i, k:
-templates strip old thinking, and some keep it within a tool loop and strip it afterwards).
+former prompt, and only if the same messages come out as the same tokens once more messages follow:
+templates strip old thinking, and some keep it within a tool loop and strip it afterwards.
 """
 
 from __future__ import annotations

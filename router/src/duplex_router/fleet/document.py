@@ -1,4 +1,4 @@
-"""The fleet document: what the operator tells routers (ARCHITECTURE 5), or what a file tells a router on its own."""
+"""The fleet document: what the operator tells routers, or what a file tells a router on its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ledger: which handles there are, which of them a request shares most history with, and when each must go.
 
 A hold is the KV that a decode engine keeps for a handle. The router is the only part that knows which conversations
-live, so every hold has an owner here until it is released, lapses, or its engine is gone (ARCHITECTURE 1).
+live, so every hold has an owner here until it is released, lapses, or its engine is gone.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Boundary:
 
 
 def unproved_tokens(ledger: Ledger, match: Match, history: History) -> Boundary:
-    """Return how far a stock engine's handle may be trusted: to a prompt's end, never into a reply (VLLM.md i).
+    """Return how far a stock engine's handle may be trusted: to a prompt's end, never into a reply.
 
     Only where the match goes deeper than any history that two live entries share, since the handle is used up.
     """

@@ -1,7 +1,7 @@
 """The keeper: sends engines what ends or prolongs their holds, by requests that they refuse before they cost anything.
 
 A guarded decode engine takes deadlines for many holds in one message; of a stock one only a release is possible,
-which any prefill engine of its revision passes on (VLLM.md j, m).
+which any prefill engine of its revision passes on.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Offer:
 
 
 class Templates:
-    """What a probe found of chat templates: how many tokens at a prompt's end render differently later (VLLM.md i).
+    """What a probe found of chat templates: how many tokens at a prompt's end render differently later.
 
     Only stock engines need it. None: not probed, or not prefix-stable.
     """

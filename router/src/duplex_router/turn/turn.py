@@ -291,7 +291,7 @@ class Turn:
             self._fail(status, f"The decode engine failed ({what}); the request may be sent again.")
 
     def decode_refused(self, answer: Answer) -> None:
-        """See `DecodeListener`. An engine that refuses a request has its hand-off freed (VLLM.md b.6)."""
+        """See `DecodeListener`. An engine that refuses a request has its hand-off freed."""
         self._leg_ended()
         self._pass_on(answer)
 

@@ -1,6 +1,6 @@
 """vLLM's kv_transfer_params as bytes: read from an engine's answer, and spliced for the next request.
 
-The object is opaque but for the few keys read here: every other key goes on as it came (VLLM.md b.1).
+The object is opaque but for the few keys read here: every other key goes on as it came.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def hand_off_to_decode(params: bytes, ttl_seconds: float) -> bytes:
 
 
 def decode_alone(ttl_seconds: float) -> bytes:
-    """Return the params of a decode leg that nothing is handed to, whose own KV shall be held (VLLM.md b.3)."""
+    """Return the params of a decode leg that nothing is handed to, whose own KV shall be held."""
     fields = {Params.DO_REMOTE_PREFILL: b"false", Params.DO_REMOTE_DECODE: b"false"}
     return _with_duplex(fields, {Duplex.TTL: _number(ttl_seconds)})
 
@@ -120,7 +120,7 @@ def decode_alone(ttl_seconds: float) -> bytes:
 def lease_body(params: bytes) -> bytes:
     """Return the body of a request that every engine refuses before admission and whose params it acts on all the same.
 
-    VLLM.md b.7, j and m: a stock prefill engine tells the holder to free, a guarded decode engine sets deadlines.
+    A stock prefill engine tells the holder to free, a guarded decode engine sets deadlines.
     """
     fields = {"model": msgspec.json.encode(LEASE_MODEL), "prompt": b'"."', "max_tokens": b"1", Params.FIELD: params}
     return join_object(fields)
@@ -150,7 +150,7 @@ class Handle:
     """The kv_transfer_params that a decode engine returned: they name the KV that it holds.
 
     `tokens`: how many it holds. `boot`: the engine process, without its data-parallel rank. `expiry` is that engine's
-    own clock (VLLM.md b.3): it can be moved by seconds gained, never read as a time of ours.
+    own clock: it can be moved by seconds gained, never read as a time of ours.
     """
 
     __slots__ = ("_base", "boot", "expiry", "request_id", "tokens")
@@ -175,7 +175,7 @@ class Handle:
         return _with_duplex(self._fields(), more)
 
     def trimmed(self, tokens: int, block_size: int) -> bytes | None:
-        """Return the params for a stock prefill leg, cut to the first `tokens` tokens (VLLM.md i).
+        """Return the params for a stock prefill leg, cut to the first `tokens` tokens.
 
         `tokens` is a multiple of `block_size`. None where the groups' block lists are not all whole: then no part of
         them can be named.
@@ -190,7 +190,7 @@ class Handle:
         return join_object(fields)
 
     def release(self) -> bytes:
-        """Return the params that make a stock prefill engine tell the holder to free (VLLM.md b.7)."""
+        """Return the params that make a stock prefill engine tell the holder to free."""
         fields: dict[str, Raw | bytes] = dict(self._fields())
         fields[Params.DO_REMOTE_PREFILL] = b"true"
         fields[Params.DO_REMOTE_DECODE] = b"false"
