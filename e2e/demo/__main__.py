@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import sys
@@ -15,15 +14,14 @@ from rich.console import Console
 from duplex_lab.cluster import Cluster, open_cluster
 from harness.conversation import Script, Turn
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
-from harness.reference import reference_manifest
-from harness.serving import NotReadyError, Serving, merged, read_manifest
+from harness.reference import start_reference
+from harness.serving import NotReadyError, Serving, merged, read_manifest, served_name
 from harness.talk import ConversationFailedError, talk
 
 from .plans import PLANS, EnginePlan
 from .report import Report, Row, print_table, rows
 
 REPORT = ROOT / "build/demo/report.json"
-REFERENCE = "reference"
 NAMESPACE = "default"
 LIVE_EDIT_SECONDS = 2.0
 
@@ -40,8 +38,8 @@ class Demo:
     def __post_init__(self) -> None:
         self.manifest = read_manifest(self.plan.example)
         self.serving = Serving(self.cluster, NAMESPACE, self.manifest["metadata"]["name"])
-        model = self.manifest["spec"]["model"]
-        self.model = model.get("servedName", model["id"])
+        self.model = served_name(self.manifest)
+        self.plain_url = ""
 
     def say(self, text: str) -> None:
         """Print a line of progress with the seconds since the start."""
@@ -61,17 +59,9 @@ class Demo:
             self.say("  with the lab's additions to spec.prefill|decode.podTemplate (engine environment by hostPath)")
         self.serving.apply(merged(self.manifest, additions))
         self.serving.wait_ready(seconds=self.plan.ready_seconds, say=self.say)
-        self.start_reference()
-        self.console.print(self.serving.kubectl("get", "dsv", self.serving.name), highlight=False)
-
-    def start_reference(self) -> None:
-        """Start one plain engine, to compare answers with."""
         self.say("one plain engine beside it, to compare answers with")
-        pod = self.serving.list("pods", role="decode")[0]
-        items = reference_manifest(pod, REFERENCE, NAMESPACE)
-        self.serving.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-        timeout = f"--timeout={self.plan.ready_seconds:.0f}s"
-        self.serving.kubectl("rollout", "status", f"deployment/{REFERENCE}", timeout)
+        self.plain_url = start_reference(self.serving, "reference", seconds=self.plan.ready_seconds)
+        self.console.print(self.serving.kubectl("get", "dsv", self.serving.name), highlight=False)
 
     def script(self, url: str, nonce: str, turns: int) -> Script:
         """Return the conversation of this demo against a URL."""
@@ -99,8 +89,7 @@ class Demo:
             self.set_reuse(enabled=enabled)
             self.say(f"{turns} turns with reuse {'on' if enabled else 'off'}, nonce {nonce}")
             runs[enabled] = talk(self.cluster, self.script(self.serving.url, nonce, turns))
-            plain_url = f"http://{REFERENCE}.{NAMESPACE}.svc.cluster.local:8000"
-            plain = talk(self.cluster, self.script(plain_url, nonce, turns))
+            plain = talk(self.cluster, self.script(self.plain_url, nonce, turns))
             for ours, reference in zip(runs[enabled], plain, strict=True):
                 if ours.text != reference.text or not ours.text:
                     identical = False

@@ -15,11 +15,12 @@ CONTROL_IMAGES = ("operator", "router", "connector")
 
 def install_operator(cluster: Cluster, *, timeout_seconds: int = 300) -> None:
     """Install the chart, or bring an installed one up to date, and wait until the operator is available."""
+    repository, _, tag = cluster.image_reference("operator").rpartition(":")
     settings = {
-        "image.repository": "duplex.local/operator",
-        "image.tag": "dev",
-        "routerImage": "duplex.local/router:dev",
-        "connectorImage": "duplex.local/connector:dev",
+        "image.repository": repository,
+        "image.tag": tag,
+        "routerImage": cluster.image_reference("router"),
+        "connectorImage": cluster.image_reference("connector"),
     }
     arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     cluster.helm(

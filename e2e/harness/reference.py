@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from .serving import Serving
 
 
 def reference_manifest(pod: dict[str, Any], name: str, namespace: str) -> list[dict[str, Any]]:
@@ -51,3 +54,12 @@ def reference_manifest(pod: dict[str, Any], name: str, namespace: str) -> list[d
             "spec": {"selector": labels, "ports": [{"name": "http", "port": 8000, "targetPort": 8000}]},
         },
     ]
+
+
+def start_reference(serving: Serving, name: str, *, seconds: float) -> str:
+    """Start one plain engine beside a serving, wait until it is ready, and return its URL inside the cluster."""
+    pod = serving.list("pods", role="decode")[0]
+    items = reference_manifest(pod, name, serving.namespace)
+    serving.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    serving.kubectl("rollout", "status", f"deployment/{name}", f"--timeout={seconds:.0f}s")
+    return f"http://{name}.{serving.namespace}.svc.cluster.local:8000"

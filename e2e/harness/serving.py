@@ -40,6 +40,12 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def served_name(resource: Mapping[str, Any]) -> str:
+    """Return the model's name in the API, which is its id where the resource gives no other."""
+    model = resource["spec"]["model"]
+    return str(model.get("servedName", model["id"]))
+
+
 @dataclass(frozen=True)
 class Serving:
     """A handle on one DisaggregatedServing in the cluster."""
@@ -81,19 +87,6 @@ class Serving:
         selector = f"duplex.dev/serving={self.name}" + (f",duplex.dev/role={role}" if role else "")
         found = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))
         return list(found["items"])
-
-    def stats(self) -> dict[str, Any]:
-        """Return what the (first ready) router says of itself on its admin port."""
-        return self._admin("stats")
-
-    def _admin(self, path: str) -> dict[str, Any]:
-        pods = [pod for pod in self.list("pods") if pod["metadata"]["labels"].get("duplex.dev/role") == "router"]
-        address = next(pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP"))
-        text = self.cluster.run_in_network(
-            ["curl", "-sf", "-m", "10", f"http://{address}:9100/{path}"], check=True, capture_output=True, text=True
-        ).stdout
-        found: dict[str, Any] = json.loads(text)
-        return found
 
     def wait_ready(self, *, seconds: float, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Wait until Ready is True for the present generation; `say` hears each change of reason."""

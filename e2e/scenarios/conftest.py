@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +13,8 @@ import pytest
 from duplex_lab.cluster import Cluster, open_cluster
 from harness.conversation import Script, Turn
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
-from harness.reference import reference_manifest
-from harness.serving import Serving, merged, read_manifest
+from harness.reference import start_reference
+from harness.serving import Serving, merged, read_manifest, served_name
 from harness.talk import talk
 
 READY_SECONDS = 240.0
@@ -83,13 +82,13 @@ class Talker:
 
     cluster: Cluster
     serving: Serving
+    plain_url: str
 
     def script(self, **changes: Any) -> Script:  # noqa: ANN401 - any field of Script
         """Return a short conversation with a nonce of its own."""
-        model = self.serving.get()["spec"]["model"]
         base = Script(
             base_url=self.serving.url,
-            model=model.get("servedName", model["id"]),
+            model=served_name(self.serving.get()),
             nonce=secrets.token_hex(8),
             turns=3,
             first_words=300,
@@ -98,17 +97,10 @@ class Talker:
         )
         return replace(base, **changes)
 
-    def start_plain(self) -> None:
-        """Start one plain engine in the serving's namespace."""
-        pod = self.serving.list("pods", role="decode")[0]
-        items = reference_manifest(pod, "plain", self.serving.namespace)
-        self.serving.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-        self.serving.kubectl("rollout", "status", "deployment/plain", "--timeout=180s")
-
     def expected(self, script: Script) -> list[str]:
         """Return the plain engine's answers to the same conversation."""
-        plain = f"http://plain.{self.serving.namespace}.svc.cluster.local:8000"
-        return [turn.text for turn in talk(self.cluster, replace(script, base_url=plain, pause_seconds=0))]
+        plain = replace(script, base_url=self.plain_url, pause_seconds=0)
+        return [turn.text for turn in talk(self.cluster, plain)]
 
     def check(self, turns: Sequence[Turn], script: Script) -> None:
         """Assert that every answer is the plain engine's and none carries the simulator's corrupt mark."""
@@ -124,8 +116,6 @@ def talker(cluster: Cluster) -> Callable[[Serving], Talker]:
     """Give a function that makes a Talker for a serving, with its plain engine running."""
 
     def make(serving: Serving) -> Talker:
-        found = Talker(cluster, serving)
-        found.start_plain()
-        return found
+        return Talker(cluster, serving, start_reference(serving, "plain", seconds=READY_SECONDS))
 
     return make
