@@ -218,6 +218,7 @@ class Metric:
     DUPLEX_PROVED_TOKENS: Final = "vllm:duplex_proved_tokens"
     DUPLEX_HOLDS: Final = "vllm:duplex_holds"
     DUPLEX_HELD_TOKENS: Final = "vllm:duplex_held_tokens"
+    DUPLEX_KV_BYTES: Final = "vllm:duplex_kv_bytes_per_token"
     DUPLEX_RENEWALS: Final = "vllm:duplex_hold_renewals"
     DUPLEX_RELEASES: Final = "vllm:duplex_hold_releases"
     DUPLEX_LAPSES: Final = "vllm:duplex_hold_lapses"

@@ -48,6 +48,21 @@ def _group(spec: Any, window_blocks: int | None) -> Group:  # noqa: ANN401 - vLL
     )
 
 
+def _kv_bytes_per_token(kv_cache_config: Any, ranks: int) -> int:  # noqa: ANN401 - vLLM's KVCacheConfig
+    """Return the bytes of KV cache that a token takes on all `ranks` of the engine, counted as if no window cut it.
+
+    A spec's page is what one layer keeps per block on one rank; a uniform spec's is that of all its layers. State
+    space models keep a state per request, not per token.
+    """
+    total = 0
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        layers = 1 if isinstance(spec, UniformTypeKVCacheSpecs) else len(group.layer_names)
+        if not isinstance(spec, MambaSpec):
+            total += layers * spec.page_size_bytes // spec.block_size
+    return total * ranks
+
+
 class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is only there inside an engine image
     """vLLM's pull scheduler that loads what is proved and nothing else."""
 
@@ -62,6 +77,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
         self._holds = Holds()
         self._stats = GuardedStats()
         self._shown: dict[str, int] = {}
+        self._kv_bytes = _kv_bytes_per_token(kv_cache_config, vllm_config.parallel_config.tensor_parallel_size)
         logger.info("duplex: guarded connector on KV groups %s", [group.as_json() for group in self._groups])
 
     # Arrival
@@ -238,6 +254,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
                 self._stats.record(name, value)
         self._gauge(Metric.DUPLEX_HOLDS, len(self._holds))
         self._gauge(Metric.DUPLEX_HELD_TOKENS, self._holds.tokens)
+        self._gauge(Metric.DUPLEX_KV_BYTES, self._kv_bytes)
         return None if self._stats.is_empty() else self._stats.clone_and_reset()
 
     def _gauge(self, name: str, value: int) -> None:

@@ -24,6 +24,7 @@ COUNTERS: Final = {
 GAUGES: Final = {
     Metric.DUPLEX_HOLDS: "Finished turns whose KV this engine keeps.",
     Metric.DUPLEX_HELD_TOKENS: "Tokens whose KV these holds keep.",
+    Metric.DUPLEX_KV_BYTES: "Bytes of KV cache that a token takes on all of the engine's devices together.",
 }
 _OWN: Final = (*COUNTERS, *GAUGES)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duplex_router.admin.probe import PLAIN_SHAPES, TOOL_SHAPES, prompts_of, slack_of
-from duplex_router.admin.scrape import backend, bytes_moved, kv_tokens, samples
+from duplex_router.admin.scrape import backend, bytes_moved, kv_bytes_per_token, kv_tokens, samples
 from duplex_router.cli import parse_arguments, settings_of
 from duplex_router.turn.counters import Explanations
 
@@ -23,6 +23,7 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="100"} 
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="a \\"b\\""} 1.5e+06
 vllm:nixl_bytes_transferred_count{engine="0"} 2
 vllm:duplex_transport_info{backend="UCX"} 1
+vllm:duplex_kv_bytes_per_token{engine="0"} 262144.0
 broken line
 vllm:nan NaN
 """
@@ -31,6 +32,7 @@ vllm:nan NaN
 def test_an_engines_page_is_read() -> None:
     assert kv_tokens(PAGE) == 1600
     assert bytes_moved(PAGE) == 1_500_000
+    assert kv_bytes_per_token(PAGE) == 262_144
     assert backend(PAGE) == "UCX"
     assert {name: labels for name, labels, _ in samples(PAGE)}["vllm:nixl_bytes_transferred_sum"] == {
         "engine": "0",
@@ -38,9 +40,13 @@ def test_an_engines_page_is_read() -> None:
     }
 
 
-@pytest.mark.parametrize("page", ["", 'vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1'])
+@pytest.mark.parametrize(
+    "page",
+    ["", "vllm:duplex_kv_bytes_per_token 0.0", 'vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1'],
+)
 def test_an_engine_that_does_not_say_its_size_has_none(page: str) -> None:
     assert kv_tokens(page) is None
+    assert kv_bytes_per_token(page) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from .test_ledger import Clock
 DOCUMENT: dict[str, Any] = {
     "version": [3, 41],
     "serving": {"namespace": "llm", "name": "qwen3-32b", "generation": 7},
-    "model": {"name": "qwen3-32b", "blockSize": 16, "kvBytesPerToken": 262144, "connector": "Stock"},
+    "model": {"name": "qwen3-32b", "blockSize": 16, "connector": "Stock"},
     "policy": {
         "bidirectional": True,
         "ttlSeconds": 480,

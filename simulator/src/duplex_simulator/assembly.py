@@ -91,7 +91,8 @@ def assemble(settings: Settings, clock: Clock) -> Process:
     )
     _gauges(metrics, engine, settings)
     if holds is not None:
-        _hold_metrics(metrics, holds, guarded=bool(settings.connector and settings.connector.guarded))
+        kv_bytes = profile.kv_bytes_per_token if settings.connector and settings.connector.guarded else None
+        _hold_metrics(metrics, holds, kv_bytes)
     server = SideChannelServer(identity, engine, clock) if identity is not None else None
     return Process(settings, engine, tokenizer, metrics, layout, server)
 
@@ -125,7 +126,8 @@ def _gauges(metrics: Metrics, engine: Engine, settings: Settings) -> None:
     metrics.counter("sim_freed_block_reads", lambda: engine.freed_reads)
 
 
-def _hold_metrics(metrics: Metrics, holds: Holds, *, guarded: bool) -> None:
+def _hold_metrics(metrics: Metrics, holds: Holds, kv_bytes_per_token: int | None) -> None:
+    """Add the metrics of the stock connector, and those of the guarded one where a size is given."""
     counts = holds.counts
     metrics.counter(Metric.NIXL_EXPIRED, lambda: counts.expired + metrics.value(Metric.NIXL_EXPIRED))
     metrics.counter("vllm:nixl_num_notifications_after_expiry", lambda: counts.late)
@@ -133,12 +135,13 @@ def _hold_metrics(metrics: Metrics, holds: Holds, *, guarded: bool) -> None:
         metrics.add(name, 0)
     for name in ("vllm:nixl_xfer_time_seconds", Metric.NIXL_BYTES, "vllm:nixl_num_descriptors"):
         metrics.histogram(name)
-    if not guarded:
+    if kv_bytes_per_token is None:
         return
     for name in (Metric.DUPLEX_PULLS, Metric.DUPLEX_PULLED_TOKENS, Metric.DUPLEX_PROVED_TOKENS):
         metrics.add(name, 0)
     metrics.gauge(Metric.DUPLEX_HOLDS, lambda: len(holds.turns()))
     metrics.gauge(Metric.DUPLEX_HELD_TOKENS, lambda: sum(hold.tokens for hold in holds.turns()))
+    metrics.gauge(Metric.DUPLEX_KV_BYTES, lambda: kv_bytes_per_token)
     readers: Mapping[str, str] = {
         Metric.DUPLEX_RENEWALS: "renewals",
         Metric.DUPLEX_RELEASES: "releases",

@@ -12,6 +12,7 @@ from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Worklo
 from duplex_operator.plan.rollout import FleetContent, Rollout, roll
 from duplex_operator.plan.stats import total
 from duplex_operator.plan.status import (
+    estimate_status,
     progressing_condition,
     ready_condition,
     retention_status,
@@ -152,7 +153,6 @@ def _status(
     conditions = merge_conditions(former, drafts, serving.metadata.generation, _time(now))
     sizes = {**replicas, "router": routers}
     roles = {role: role_status(role, size, wanted.revision, observed) for role, size in sizes.items()}
-    known = (observed.fleet or {}).get("model") or {}
     status = Status(
         observed_generation=serving.metadata.generation,
         url=wanted.url,
@@ -163,8 +163,9 @@ def _status(
         router=roles["router"],
         transport=transport_status(resolved, counts),
         reuse=reuse_status(counts),
-        retention=retention_status(counts, int(known.get("kvBytesPerToken") or 0)),
+        retention=retention_status(serving, counts),
         tuning=tuning_status(serving),
+        estimate=estimate_status(serving, counts),
     )
     dumped: KubeObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {**dumped, "conditions": conditions}, transitions(former, conditions), steady

@@ -76,6 +76,8 @@ class RouterStats:
     rejected: Mapping[str, int] = field(default_factory=dict)
     conversations: int = 0
     held_tokens: int = 0
+    kv_bytes_per_token: int = 0
+    decode_kv_tokens: int = 0
     backend: str | None = None
     bytes_moved: int = 0
     canary_reused: bool | None = None

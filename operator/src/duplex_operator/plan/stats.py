@@ -17,6 +17,7 @@ def parse_stats(document: object) -> RouterStats:
     top = _mapping(document)
     version = top.get("fleetVersion")
     reuse, retention = _mapping(top.get("reuse")), _mapping(top.get("retention"))
+    kv = _mapping(top.get("kv"))
     transport, canary = _mapping(top.get("transport")), _mapping(top.get("canary"))
     reused = canary.get("reused")
     return RouterStats(
@@ -38,6 +39,8 @@ def parse_stats(document: object) -> RouterStats:
         },
         conversations=_count(retention.get("conversations")),
         held_tokens=_count(retention.get("tokens")),
+        kv_bytes_per_token=_count(kv.get("bytesPerToken")),
+        decode_kv_tokens=_count(kv.get("decodeTokens")),
         backend=_text(transport.get("backend")),
         bytes_moved=_count(transport.get("bytesMoved")),
         canary_reused=reused if isinstance(reused, bool) else None,
@@ -47,7 +50,11 @@ def parse_stats(document: object) -> RouterStats:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The routers of a serving together. ``canary_reused`` is true where any canary reused."""
+    """The routers of a serving together. ``canary_reused`` is true where any canary reused.
+
+    ``kv_bytes_per_token`` and ``decode_kv_tokens`` are the largest that a router knows, since all see the same engines;
+    0 is unknown.
+    """
 
     turns: int
     eligible: int
@@ -57,6 +64,8 @@ class Total:
     rejected: Mapping[str, int]
     conversations: int
     held_tokens: int
+    kv_bytes_per_token: int
+    decode_kv_tokens: int
     backend: str | None
     bytes_moved: int
     canary_reused: bool | None
@@ -77,6 +86,8 @@ def total(stats: Iterable[RouterStats]) -> Total:
         rejected=_added(one.rejected for one in each),
         conversations=sum(one.conversations for one in each),
         held_tokens=sum(one.held_tokens for one in each),
+        kv_bytes_per_token=max((one.kv_bytes_per_token for one in each), default=0),
+        decode_kv_tokens=max((one.decode_kv_tokens for one in each), default=0),
         backend=next((one.backend for one in each if one.backend), None),
         bytes_moved=sum(one.bytes_moved for one in each),
         canary_reused=any(reused) if reused else None,

@@ -7,6 +7,7 @@ from duplex_connector.contract import Backend
 from duplex_operator.api import ConditionType, DisaggregatedServing, Reason, Resolved
 from duplex_operator.api.status import (
     EffectiveTuning,
+    EstimateStatus,
     RetentionStatus,
     ReuseStatus,
     RoleStatus,
@@ -202,15 +203,34 @@ def reuse_status(counts: Total) -> ReuseStatus:
     )
 
 
-def retention_status(counts: Total, bytes_per_token: int) -> RetentionStatus:
-    """Report what decode holds. ``bytes_per_token`` is 0 where the model's shape is not known."""
-    held = counts.held_tokens * bytes_per_token if bytes_per_token else None
+def retention_status(serving: DisaggregatedServing, counts: Total) -> RetentionStatus:
+    """Report what decode holds, in bytes once an engine has said how many a token takes."""
+    size = counts.kv_bytes_per_token
+    held = counts.held_tokens * size if size else None
     return RetentionStatus(
         conversations=counts.conversations,
         tokens=counts.held_tokens,
         bytes=held,
         summary=f"{counts.held_tokens} tokens" if held is None else binary_quantity(held),
+        budget_bytes=_budget_tokens(serving, counts) * size or None,
     )
+
+
+def estimate_status(serving: DisaggregatedServing, counts: Total) -> EstimateStatus | None:
+    """Report what the decode engines have room for, by their own figures; None before they have said any."""
+    if not counts.decode_kv_tokens:
+        return None
+    longest = serving.spec.model.max_length
+    return EstimateStatus(
+        kv_bytes_per_token=counts.kv_bytes_per_token or None,
+        decode_kv_tokens=counts.decode_kv_tokens,
+        max_held_conversations=_budget_tokens(serving, counts) // longest if longest else None,
+    )
+
+
+def _budget_tokens(serving: DisaggregatedServing, counts: Total) -> int:
+    percent = serving.spec.kv_transfer.bidirectional.retention_budget.percent_of_kv
+    return counts.decode_kv_tokens * percent // 100
 
 
 def tuning_status(serving: DisaggregatedServing) -> TuningStatus:

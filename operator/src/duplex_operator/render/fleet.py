@@ -16,9 +16,6 @@ MAX_DRAINING: Final = 1000
 
 CANARY_INTERVAL_SECONDS: Final = 300
 
-UNKNOWN_KV_BYTES: Final = 0
-"""kvBytesPerToken where the model's shape is not known; routers then count tokens only."""
-
 
 @dataclass(frozen=True)
 class FleetRevision:
@@ -51,7 +48,6 @@ def fleet_document(
         "model": {
             "name": resolved.served_name,
             "blockSize": resolved.block_size,
-            "kvBytesPerToken": UNKNOWN_KV_BYTES,
             "connector": resolved.connector.value,
         },
         "policy": {

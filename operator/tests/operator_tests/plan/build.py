@@ -66,7 +66,6 @@ def router(ready: int = 1) -> Workload:
 def fleet(weights: Mapping[str, int], version: tuple[int, int] = (1, 1)) -> dict[str, Any]:
     return {
         "version": list(version),
-        "model": {"kvBytesPerToken": 0},
         "revisions": [{"name": name, "weight": weight} for name, weight in weights.items()],
     }
 

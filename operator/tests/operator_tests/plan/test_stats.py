@@ -12,6 +12,7 @@ DOCUMENT = {
     "turns": 9,
     "reuse": {"eligible": 5, "full": 3, "partial": 1, "savedPrefillTokens": 99, "rejected": {"stale": 1}},
     "retention": {"conversations": 2, "tokens": 1024},
+    "kv": {"bytesPerToken": 8192, "decodeTokens": 100_000},
     "transport": {"backend": "UCX", "bytesMoved": 4096},
     "canary": {"lastSuccess": 1, "reused": True, "message": ""},
 }
@@ -34,6 +35,8 @@ def test_the_whole_document() -> None:
         rejected={"stale": 1},
         conversations=2,
         held_tokens=1024,
+        kv_bytes_per_token=8192,
+        decode_kv_tokens=100_000,
         backend="UCX",
         bytes_moved=4096,
         canary_reused=True,
@@ -55,4 +58,5 @@ def test_totals_add_up_and_any_canary_that_reused_counts() -> None:
     assert both.rejected == {"stale": 5, "prefix": 2}
     assert both.canary_reused is True
     assert (both.turns, both.backend) == (9, "UCX")
+    assert (both.kv_bytes_per_token, both.decode_kv_tokens) == (8192, 100_000)
     assert total([]).canary_reused is None

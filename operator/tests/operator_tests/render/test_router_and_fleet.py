@@ -81,7 +81,7 @@ def test_the_fleet_document() -> None:
     assert document() == {
         "version": [3, 41],
         "serving": {"namespace": "llm", "name": "chat", "generation": 0},
-        "model": {"name": "Qwen/Qwen3-32B", "blockSize": 16, "kvBytesPerToken": 0, "connector": "Guarded"},
+        "model": {"name": "Qwen/Qwen3-32B", "blockSize": 16, "connector": "Guarded"},
         "policy": {
             "bidirectional": True,
             "ttlSeconds": 480,

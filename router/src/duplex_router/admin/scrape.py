@@ -44,6 +44,12 @@ def kv_tokens(text: str) -> int | None:
     return None
 
 
+def kv_bytes_per_token(text: str) -> int | None:
+    """Return the bytes of KV cache per token; only a guarded engine says it, and not before its first step."""
+    found = [value for name, _, value in samples(text) if name == Metric.DUPLEX_KV_BYTES]
+    return int(max(found)) if found and max(found) > 0 else None
+
+
 def bytes_moved(text: str) -> int:
     """Return how many bytes NIXL has moved for an engine."""
     return int(sum(value for name, _, value in samples(text) if name in _BYTES))
@@ -73,6 +79,7 @@ class Scraper:
                 continue
             text = answer.body.decode("utf-8", "replace")
             engine.kv_tokens = kv_tokens(text)
+            engine.kv_bytes_per_token = kv_bytes_per_token(text) or engine.kv_bytes_per_token
             self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(text))
             self._state.transport.backend = backend(text) or self._state.transport.backend
         self._state.transport.bytes_moved = sum(self._moved.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from duplex_connector.contract import Role
+from duplex_router.fleet.engines import Engine
 
 from .state import AdminState
 
@@ -43,6 +45,7 @@ def stats(state: AdminState) -> dict[str, Any]:
             "rejected": dict(counters.rejected.most_common(MAX_REASONS)),
         },
         "retention": {"conversations": len(ledger), "tokens": ledger.tokens},
+        "kv": _kv(fleet.engines.values()),
         "holds": len(ledger),
         "transport": {"backend": state.transport.backend, "bytesMoved": state.transport.bytes_moved},
         "canary": {
@@ -51,4 +54,14 @@ def stats(state: AdminState) -> dict[str, Any]:
             "message": state.canary.message,
         },
         "brokenPairs": [],
+    }
+
+
+def _kv(engines: Iterable[Engine]) -> dict[str, int | None]:
+    """Return the largest bytes of KV per token that an engine says, and the tokens that decode engines can keep."""
+    present = list(engines)
+    sizes = [engine.kv_bytes_per_token for engine in present if engine.kv_bytes_per_token]
+    return {
+        "bytesPerToken": max(sizes, default=None),
+        "decodeTokens": sum(engine.kv_tokens or 0 for engine in present if engine.role is Role.DECODE),
     }

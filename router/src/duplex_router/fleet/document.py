@@ -34,11 +34,10 @@ class Serving(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Model(msgspec.Struct, rename="camel", frozen=True):
-    """The model that the engines serve. `kv_bytes_per_token` is 0 where it is not known."""
+    """The model that the engines serve."""
 
     name: str
     block_size: Positive = 16
-    kv_bytes_per_token: int = 0
     connector: ConnectorKind = ConnectorKind.GUARDED
 
 

@@ -44,6 +44,7 @@ class Engine:
     failures: int = 0
     resting_until: float = 0.0
     kv_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
 
     @property
     def address(self) -> bytes:
