@@ -7,6 +7,7 @@ can be served, and whether the second turn reused the first one's KV.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import msgspec
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.turn.core import JSON_TYPE
+from duplex_router.turn.counters import Counters
 from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
 from duplex_router.wire.heads import Headers
@@ -68,6 +70,9 @@ class Canary:
     def __init__(self, state: AdminState, wall_clock: Callable[[], float]) -> None:
         self._state = state
         self._wall_clock = wall_clock
+        # What the canary does counts as nothing that clients did, but for the tokens that a revision has served.
+        counters = Counters(revisions=state.core.counters.revisions)
+        self._core = dataclasses.replace(state.core, counters=counters)
 
     async def once(self, document: FleetDocument, revision: str) -> bool:
         """Run one conversation on a revision; true where both turns were answered."""
@@ -106,7 +111,7 @@ class Canary:
         request = parse_inference(Endpoint.CHAT, msgspec.json.encode(fields))
         own_headers = [JSON_TYPE, (Header.REQUEST_ID.encode(), request_id)]
         subject = Subject(request, document, _TENANT, own_headers, request_id, revision)
-        turn = Turn(self._state.core, subject, listener)
+        turn = Turn(self._core, subject, listener)
         turn.start()
         try:
             async with asyncio.timeout(TURN_SECONDS):

@@ -169,6 +169,10 @@ class Handle:
         base.pop(Params.EXPIRY_TIME, None)
         self._base: Fields = split_object(join_object(base))
 
+    def encode(self) -> bytes:
+        """Return the handle as JSON, its expiry as it now is: `Handle` reads it back."""
+        return join_object(self._fields())
+
     def offer(self, threshold_tokens: int) -> bytes:
         """Return the params for a guarded prefill leg: a pull that leaves the hold where it is."""
         more = {Duplex.THRESHOLD: _number(threshold_tokens), Duplex.KEEP: b"true"}
