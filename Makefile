@@ -9,10 +9,10 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-api conformance e2e e2e-vllm lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-api conformance e2e e2e-vllm bench-router lab-up lab-down clean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with everything (needs Python >= 3.11 and pip)
 
@@ -56,6 +56,9 @@ conformance: setup ## The conformance suite on the simulator
 
 e2e-vllm: setup ## The conformance suite and the checks on real vLLM with NixlConnector on CPU (SHORT=1: one scenario)
 	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short)
+
+bench-router: setup ## The router's speed beside nginx, vllm-router and vLLM's example (root, nginx; QUICK=1: a minute)
+	$(BIN)/python -m bench.router $(if $(QUICK),--quick)
 
 lab-up: setup ## Start a local Kubernetes (no Docker needed)
 	$(BIN)/duplex-lab up
