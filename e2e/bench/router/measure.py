@@ -60,9 +60,9 @@ class Bench:
                 self._one({**base, "subject": name, "hop": hop}, scenario.load, scenario.per, each, engines)
             if name == "nginx" and scenario.hop:
                 row = {**base, "subject": name, "hop": "prefill"}
-                self._one(row, scenario.hop, "done", each, engines, PREFILL_PATH)
+                self._one(row, scenario.hop, "done", each, engines, path=PREFILL_PATH)
 
-    def _one(self, row: Row, options: str, per: str, each: Running, engines: Engines, path: str = "") -> None:
+    def _one(self, row: Row, options: str, per: str, each: Running, engines: Engines, *, path: str = "") -> None:
         time.sleep(_PAUSE_SECONDS)
         counted, cpu = engines.stats(), cpu_seconds(each.process.pid)
         row |= load(options, each.subject.port, path)
