@@ -160,6 +160,7 @@ class Duplex:
     Router to D, with the decode leg: TTL (seconds the finished turn's blocks are held; 0 = not at all).
     Router to P, with a handle: THRESHOLD (tokens), KEEP (true: the pull does not consume the hold).
     Router to D, in a request that vLLM rejects before admission: RENEW {request id: seconds from now; 0 releases}.
+    D to router, in its handle: REASON, where it could not read the hand-off and computed instead.
     P to router, in its answer: PROVED, PULLED, LOCAL, COMPUTED (tokens of this prompt), OUTCOME, REASON.
     """
 

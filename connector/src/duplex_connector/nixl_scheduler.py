@@ -209,7 +209,7 @@ class GuardedScheduler(NixlConnectorScheduler):  # type: ignore[misc] # vLLM is 
         held, answer = super().request_finished(request, block_ids)
         if not answer:
             return held, answer
-        answer[Params.DUPLEX] = turn.report(request.num_prompt_tokens) if is_prefill else {}
+        answer[Params.DUPLEX] = turn.report(request.num_prompt_tokens) if is_prefill else turn.complaint()
         if held and self._is_provable(request):
             self._publish(request, answer)
         if held and not is_prefill:

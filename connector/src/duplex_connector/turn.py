@@ -68,6 +68,13 @@ class Turn:
         """Whether KV came from a decode engine."""
         return self.pulled > 0 and not self.failed and not self.is_hand_off
 
+    def complaint(self) -> dict[str, Any]:
+        """Return what a decode engine says in its handle of a hand-off that it could not read; empty where it could.
+
+        Its answer is right all the same, since it computed instead: nobody else would learn that the pair is broken.
+        """
+        return {Duplex.REASON: Reason.PULL_FAILED.value} if self.is_hand_off and self.failed else {}
+
     def report(self, prompt_tokens: int) -> dict[str, Any]:
         """Return what became of the handle, for the `duplex` object of the engine's answer."""
         decision = self.decision or Decision(Outcome.NONE)

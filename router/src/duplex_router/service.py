@@ -61,7 +61,7 @@ class Service:
         self._settings = settings
         clock = time.monotonic
         self.ledger = Ledger(clock)
-        self.fleet = Fleet(clock, on_gone=self._engine_gone)
+        self.fleet = Fleet(clock, on_gone=self._engine_gone, held_tokens=self.ledger.held_tokens)
         self.pool = Pool(clock)
         self.counters = Counters()
         keeper = Keeper(ledger=self.ledger, fleet=self.fleet, transport=self.pool, clock=clock, counters=self.counters)

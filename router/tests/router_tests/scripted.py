@@ -187,7 +187,7 @@ class Stage:
         def gone(key: str) -> None:
             ledger.forget_engine(key)
 
-        self.fleet = Fleet(self.clock, on_gone=gone)
+        self.fleet = Fleet(self.clock, on_gone=gone, held_tokens=ledger.held_tokens)
         counters = Counters()
         keeper = Keeper(ledger=ledger, fleet=self.fleet, transport=self.transport, clock=self.clock, counters=counters)
         self.core = Core(

@@ -110,7 +110,7 @@ class GuardedConnector(StockConnector):
             return False, None
         held, answer = super().finished(request)
         if answer is not None:
-            answer[Params.DUPLEX] = turn.report(request.prompt_tokens) if is_prefill else {}
+            answer[Params.DUPLEX] = turn.report(request.prompt_tokens) if is_prefill else turn.complaint()
             answer[Params.DUPLEX] |= publish(
                 request.kv.tokens[: answer[Params.NUM_TOKENS]],
                 seed_bytes=self._seed(request),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from duplex_connector.contract import Port, Role
 
 from .document import FleetDocument, FleetError, StaticEngines
+
+LONGEST_REST_SECONDS = 16.0
+TRIAL_SECONDS = 5.0
+"""How long the one leg that tries a rested engine has for itself, before another may try."""
+
+PARTNERS_THAT_CONDEMN = 2
+"""With so many partners an engine must have failed, and worked with none since, before it is blamed itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,14 @@ class Engine:
     resting_until: float = 0.0
     kv_tokens: int | None = None
     kv_bytes_per_token: int | None = None
+    ready_since: float = -math.inf
+    """When it joined others that were ready already; the distant past for one that started with them."""
+    heard_at: float = -math.inf
+    """When it last answered anything."""
+    boot: str = ""
+    """The boot that its handles name; empty until the first."""
+    failed_with: set[str] = field(default_factory=set)
+    """Partners with which transfers failed since the last one that worked."""
 
     @property
     def address(self) -> bytes:
@@ -59,12 +75,28 @@ class Engine:
     def failed(self, now: float) -> None:
         """Count a failure of the engine itself: it rests for a second, longer with each further one."""
         self.failures += 1
-        self.resting_until = now + min(2.0 ** (self.failures - 1), 16.0)
+        self.resting_until = now + min(2.0 ** (self.failures - 1), LONGEST_REST_SECONDS)
 
-    def answered(self) -> None:
-        """Count a sign of life."""
+    def try_again(self, now: float) -> None:
+        """Say that a leg goes to it: if it has rested after failures, that leg is its trial, and others wait for it.
+
+        A trial that ends without a result (its client has left) blocks nothing: the next one follows.
+        """
+        if self.failures:
+            self.resting_until = now + TRIAL_SECONDS
+
+    def answered(self, now: float) -> None:
+        """Count a leg that went well."""
         self.failures = 0
         self.resting_until = 0.0
+        self.heard_at = now
+
+    def failed_a_transfer(self, partner: str, now: float) -> None:
+        """Count a transfer that failed: with one partner alone it is the pair's fault, with more the engine's own."""
+        self.failed_with.add(partner)
+        if len(self.failed_with) >= PARTNERS_THAT_CONDEMN:
+            self.failed_with.clear()
+            self.failed(now)
 
 
 def static_endpoints(urls: Iterable[str]) -> list[Endpoint]:

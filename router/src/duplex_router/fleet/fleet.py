@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from duplex_connector.contract import Role
 
+from .choice import choose, decode_load
 from .document import FleetDocument, Revision
 from .engines import Endpoint, Engine, Membership, members_of
-
-AFFINITY_SLACK_TOKENS = 2048
-"""How many more waiting prompt tokens than the least loaded engine a conversation's last prefill engine may have."""
-
-AFFINITY_SLACK_LEGS = 8
-"""How many more legs than the least loaded engine a conversation's last decode engine may have."""
+from .pairs import Pairs, Way
 
 
 @dataclass(slots=True)
@@ -25,11 +22,22 @@ class _Share:
 
 
 class Fleet:
-    """Holds the document and the engines; picks revisions and engines. `on_gone` hears of engines that are no more."""
+    """Holds the document and the engines; picks revisions and engines.
 
-    def __init__(self, clock: Callable[[], float], on_gone: Callable[[str], None]) -> None:
+    `on_gone` hears of engines that are no more; `held_tokens` says how many tokens a decode engine holds.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_gone: Callable[[str], None],
+        held_tokens: Callable[[str], int] = lambda _: 0,
+    ) -> None:
         self._clock = clock
         self._on_gone = on_gone
+        self._held_tokens = held_tokens
+        self._ready: dict[tuple[str, Role], list[Engine]] = {}
+        self.pairs = Pairs(clock)
         self._services: Membership = {}
         self._shares: dict[str, _Share] = {}
         self.document: FleetDocument | None = None
@@ -70,13 +78,51 @@ class Fleet:
             if engine is None or (engine.role, engine.revision) != (role, revision):
                 engine = _engine(revision, role, endpoint)
             engine.host, engine.port = endpoint.host, endpoint.port
-            engine.ready, engine.serving = endpoint.ready, endpoint.serving
+            was_ready, engine.ready, engine.serving = engine.ready, endpoint.ready, endpoint.serving
             engine.draining = endpoint.pod in draining or endpoint.key in draining
+            if endpoint.ready and not (was_ready and endpoint.key in self.engines):
+                self._joins(engine)
             found[endpoint.key] = engine
         gone = self.engines.keys() - found.keys()
         self.engines = found
+        ready: dict[tuple[str, Role], list[Engine]] = {}
+        for engine in found.values():
+            if engine.takes_legs():
+                ready.setdefault((engine.revision, engine.role), []).append(engine)
+        self._ready = ready
         for key in gone:
+            self.pairs.forget(key)
             self._on_gone(key)
+
+    def _joins(self, engine: Engine) -> None:
+        """Start an engine slowly where others are ready already, and without what its former life did."""
+        others = self.ready(engine.revision, engine.role)
+        engine.ready_since = self._clock() if any(other is not engine for other in others) else -math.inf
+        self.pairs.forget(engine.key)
+
+    def booted(self, engine: Engine, boot: str) -> None:
+        """Take the boot that an engine's handle names: a new one owes nothing to the transfers of the old."""
+        if engine.boot != boot:
+            if engine.boot:
+                self.pairs.forget(engine.key)
+            engine.boot = boot
+
+    def transfer_failed(self, prefill: str, decode: str, way: Way) -> None:
+        """Count a failed transfer of a pair, and of its engines where they fail with others too."""
+        self.pairs.failed(prefill, decode, way)
+        now = self._clock()
+        for key, partner in ((prefill, decode), (decode, prefill)):
+            engine = self.engines.get(key)
+            if engine is not None:
+                engine.failed_a_transfer(partner, now)
+
+    def transfer_worked(self, prefill: str, decode: str, way: Way) -> None:
+        """Count a transfer that went well."""
+        self.pairs.worked(prefill, decode, way)
+        for key in (prefill, decode):
+            engine = self.engines.get(key)
+            if engine is not None and engine.failed_with:
+                engine.failed_with.clear()
 
     def members(self, revision: str, role: Role) -> list[Engine]:
         """Return a revision's engines of one role."""
@@ -84,7 +130,7 @@ class Fleet:
 
     def ready(self, revision: str, role: Role) -> list[Engine]:
         """Return those that take new legs now."""
-        return [engine for engine in self.members(revision, role) if engine.takes_legs()]
+        return self._ready.get((revision, role), [])
 
     def complete(self, revision: str) -> bool:
         """Tell whether a revision has a ready engine of each role: only then it takes new conversations."""
@@ -110,34 +156,63 @@ class Fleet:
         shares[chosen.name].credit -= sum(max(revision.weight, 1) for revision in able)
         return chosen.name
 
-    def _able(self, revision: str, role: Role, avoid: Collection[str]) -> list[Engine]:
-        """Return ready engines; those that failed this turn or rest after failures only where there are no others."""
+    def _able(
+        self, revision: str, role: Role, avoid: Collection[str], paired: Callable[[Engine], bool]
+    ) -> list[Engine]:
+        """Return the ready engines that are best to use.
+
+        Left out, each as long as others remain: those that failed this turn; those that rest after failures; those
+        that the turn's other engine cannot reach.
+        """
+        able = self.ready(revision, role)
+        if len(able) > 1 and avoid:
+            able = [engine for engine in able if engine.key not in avoid] or able
+        if len(able) > 1:
+            now = self._clock()
+            able = [engine for engine in able if now >= engine.resting_until] or able
+        if len(able) > 1 and self.pairs:
+            able = [engine for engine in able if paired(engine)] or able
+        return able
+
+    def pick_prefill(
+        self, revision: str, last: str = "", avoid: Collection[str] = (), *, tokens: int = 1, holder: str = ""
+    ) -> Engine | None:
+        """Pick a prefill engine by the prompt tokens that wait there, `last` being the conversation's last one.
+
+        `tokens`: about how many the prompt has. `holder`: the decode engine that it shall pull from; an engine is
+        chosen that can, and that some decode engine can read from.
+        """
+
+        def paired(engine: Engine) -> bool:
+            if holder and not self.pairs.usable(engine.key, holder):
+                return False
+            return any(self.pairs.usable(engine.key, each.key) for each in self.ready(revision, Role.DECODE))
+
+        able = self._able(revision, Role.PREFILL, avoid, paired)
+        if not able:
+            return None
         now = self._clock()
-        ready = self.ready(revision, role)
-        rested = [engine for engine in ready if engine.key not in avoid and now >= engine.resting_until]
-        return rested or [engine for engine in ready if engine.key not in avoid] or ready
+        chosen = choose(able, last, lambda engine: engine.waiting_tokens, tokens, now)
+        chosen.try_again(now)
+        return chosen
 
-    def pick_prefill(self, revision: str, last: str = "", avoid: Collection[str] = ()) -> Engine | None:
-        """Pick the engine with the fewest prompt tokens waiting, or the conversation's last one if not far from it."""
-        able = self._able(revision, Role.PREFILL, avoid)
+    def pick_decode(
+        self, revision: str, last: str = "", avoid: Collection[str] = (), *, prefill: str = ""
+    ) -> Engine | None:
+        """Pick a decode engine by its streams and the tokens it holds; one that can read from the engine `prefill`."""
+
+        def paired(engine: Engine) -> bool:
+            return not prefill or self.pairs.usable(prefill, engine.key)
+
+        able = self._able(revision, Role.DECODE, avoid, paired)
         if not able:
             return None
-        least = min(able, key=lambda engine: (engine.waiting_tokens, engine.legs))
-        for engine in able:
-            if engine.key == last and engine.waiting_tokens <= least.waiting_tokens + AFFINITY_SLACK_TOKENS:
-                return engine
-        return least
-
-    def pick_decode(self, revision: str, last: str = "", avoid: Collection[str] = ()) -> Engine | None:
-        """Pick the engine with the fewest legs, or the conversation's last one if it is not far from that."""
-        able = self._able(revision, Role.DECODE, avoid)
-        if not able:
-            return None
-        least = min(able, key=lambda engine: engine.legs)
-        for engine in able:
-            if engine.key == last and engine.legs <= least.legs + AFFINITY_SLACK_LEGS:
-                return engine
-        return least
+        now = self._clock()
+        chosen = choose(able, last, lambda engine: decode_load(engine, self._held_tokens(engine.key)), 1, now)
+        chosen.try_again(now)
+        if prefill:
+            self.pairs.try_again(prefill, chosen.key)
+        return chosen
 
 
 def _engine(revision: str, role: Role, endpoint: Endpoint) -> Engine:

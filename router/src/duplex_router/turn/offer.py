@@ -28,6 +28,7 @@ class Rejection(StrEnum):
     UNSTABLE_TEMPLATE = "unstable-template"
     UNSUPPORTED_GROUPS = "unsupported-groups"
     PREFILL_FAILED = "prefill-failed"
+    BROKEN_PAIR = "broken-pair"
     SPENT = "spent"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duplex_router.fleet.engines import Engine
+from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.history import reply_digest
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.wire.errors import WireError
@@ -25,6 +26,8 @@ class FinishedTurn:
     prefill: str
     prompt_tokens: int
     observer: Observer
+    read_hand_off: bool = False
+    """Whether the decode engine was to read what the prefill engine handed off."""
 
 
 def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTurn) -> None:
@@ -37,6 +40,10 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     except WireError:
         core.counters.leg_failures["decode", "malformed-handle"] += 1
         return
+    core.fleet.booted(engine, handle.boot)
+    if finished.read_hand_off:
+        judge = core.fleet.transfer_failed if handle.computed_alone else core.fleet.transfer_worked
+        judge(finished.prefill, engine.key, Way.HAND_OFF)
     history = subject.history
     if subject.ttl == 0 or history is None or finished.observer.failed:
         core.keeper.release_unowned(handle, engine.key, finished.revision)

@@ -8,9 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from http import HTTPStatus
 
-from duplex_connector.proof import Reason
 from duplex_router.fleet.engines import Engine
-from duplex_router.ledger.ledger import Entry
 from duplex_router.wire.body import chunk
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.heads import Headers, ResponseHead
@@ -19,22 +17,13 @@ from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_of
 from .core import JSON_TYPE, Client, Core, error_body
 from .decode import DecodeLeg
 from .legs import Answer, Exchange, Failure, WholeAnswer
-from .offer import Offer, Rejection
-from .outcome import Outcome, outcome_of
+from .offering import Offering
 from .retention import FinishedTurn, keep_handle
 from .subject import Subject
+from .tries import Tries, cause
 
-MAX_PREFILL_LEGS = 3
-"""The first, one more after a failure of its own, and one more where the decode leg failed."""
-
-MAX_DECODE_LEGS = 2
 BYTES_PER_TOKEN = 4
 """A rough guess of English text, good enough to weigh one engine's waiting prompts against another's."""
-
-USELESS_HANDLE = frozenset(
-    {Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF}
-)
-"""What a guarded prefill engine says of a handle that would not serve another turn either."""
 
 _PASSED_ON = (b"content-type", b"retry-after")
 
@@ -53,29 +42,26 @@ class Turn:
     """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
 
     __slots__ = (
-        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_engine", "_exchange", "_failed_engines",
-        "_hand_off", "_leg_began", "_offer", "_offered", "_outcome", "_phase", "_prefill_engine", "_prefill_legs",
-        "_pulling", "_revision", "_subject", "_waiting", "_watched",
+        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_engine", "_exchange", "_hand_off",
+        "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject", "_tries",
+        "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, subject: Subject, client: Client) -> None:
         self._core, self._subject, self._client = core, subject, client
         self._began = self._leg_began = core.clock()
         self._phase = Phase.NEW
-        self._offer = Offer()
-        self._offered = False
-        self._outcome = Outcome()
+        self._offering = Offering(core, subject)
+        self._tries = Tries(core)
         self._answer: PrefillAnswer | None = None
         self._hand_off: bytes | None = None
         self._exchange: Exchange | None = None
         self._decoder: DecodeLeg | None = None
         self._engine: Engine | None = None
         self._prefill_engine: Engine | None = None
-        self._pulling: Entry | None = None
         self._revision = ""
         self._waiting = 0
         self._prefill_legs = self._decode_legs = 0
-        self._failed_engines: set[str] = set()
         self._watched = True
         """The client is still there."""
 
@@ -86,14 +72,9 @@ class Turn:
         core = self._core
         core.counters.turns += 1
         core.counters.in_flight += 1
-        subject = self._subject
-        self._offer = core.offers.find(subject.request, subject.history, subject.tenant, subject.document)
-        self._offered = self._offer.params is not None
-        self._outcome = outcome_of(self._offer, None, offered=self._offered)
-        source = self._offer.source
-        if source is not None:
-            source.turns += 1
-        revision = core.fleet.pick_revision(source.revision if source is not None else subject.revision)
+        self._offering.find()
+        source = self._offering.offer.source
+        revision = core.fleet.pick_revision(source.revision if source is not None else self._subject.revision)
         if revision is None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
             return
@@ -103,51 +84,35 @@ class Turn:
         else:
             self._start_prefill()
 
-    def _affinity(self) -> tuple[str, str]:
-        source = self._offer.source
-        if source is not None:
-            return source.prefill, source.engine
-        return self._core.sessions.get(self._subject.request.session) if self._subject.request.session else ("", "")
-
     # -- prefill leg
 
     def _start_prefill(self) -> None:
-        engine = self._core.fleet.pick_prefill(self._revision, self._affinity()[0], self._failed_engines)
+        last, _ = self._offering.affinity()
+        engine = self._core.fleet.pick_prefill(
+            self._revision, last, self._tries.avoid, tokens=self._tokens(), holder=self._offering.holder
+        )
         if engine is None:
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill engine is ready.")
             return
         self._phase = Phase.PREFILL
         self._prefill_legs += 1
         self._prefill_engine = self._engine = engine
-        params = self._params_to_offer() or MISS
+        params = self._offering.params_for(engine) or MISS
         receiver = WholeAnswer(self._prefill_ended)
         self._send(engine, self._subject.request.prefill_body(params), receiver, self._core.settings.prefill_seconds)
 
-    def _params_to_offer(self) -> bytes | None:
-        source = self._offer.source
-        if self._offer.params is None or source is None or not self._subject.guarded:
-            return self._offer.params
-        if self._core.ledger.start_pull(source):
-            self._pulling = source
-            return self._offer.params
-        # Between two prefill legs the hold was replaced and released: what its blocks hold now is not known.
-        self._withdraw_offer(Rejection.EXPIRED)
-        return None
-
-    def _withdraw_offer(self, reason: Rejection) -> None:
-        self._offered = False
-        self._offer.params, self._offer.reason = None, reason
-        self._outcome = outcome_of(self._offer, None, offered=False)
+    def _tokens(self) -> int:
+        return self._subject.request.size // BYTES_PER_TOKEN + 1
 
     def _send(self, engine: Engine, body: list[bytes], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
         self._leg_began = self._core.clock()
         engine.legs += 1
         if self._phase is Phase.PREFILL:
-            self._waiting = self._subject.request.size // BYTES_PER_TOKEN + 1
+            self._waiting = self._tokens()
             engine.waiting_tokens += self._waiting
         path = self._subject.request.endpoint.encode()
         # What reads a hand-off, or a stock engine's handle, must not be sent twice: the second would read freed memory.
-        repeatable = self._phase is Phase.PREFILL and (self._subject.guarded or not self._offered)
+        repeatable = self._phase is Phase.PREFILL and (self._subject.guarded or not self._offering.live)
         self._exchange = self._core.transport.request(
             engine, path, self._subject.headers, body, receiver, seconds=seconds, repeatable=repeatable
         )
@@ -162,86 +127,51 @@ class Turn:
                 self._waiting = 0
         return engine
 
-    def _pull_ended(self, *, surely: bool) -> None:
-        """Say that the prefill leg reads no more; where it was cut off, its engine may still read for a moment."""
-        entry, self._pulling = self._pulling, None
-        if entry is None:
-            return
-
-        def end() -> None:
-            self._core.ledger.end_pull(entry)
-            self._core.keeper.flush()
-
-        if surely:
-            end()
-        else:
-            self._core.later(self._core.settings.pull_grace_seconds, end)
-
     def _prefill_ended(self, result: Answer | Failure) -> None:
         self._core.counters.prefill_leg.add(self._core.clock() - self._leg_began)
         engine = self._leg_ended()
-        self._pull_ended(surely=isinstance(result, Answer))
+        self._offering.pull_ended(surely=isinstance(result, Answer))
         if isinstance(result, Failure) or result.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._prefill_failed(engine, result)
             return
-        if engine is not None:
-            engine.answered()
         if result.status != HTTPStatus.OK:
-            self._give_up_offer()
+            if engine is not None:
+                engine.answered(self._core.clock())
+            self._offering.give_up()
             self._pass_on(result)
             return
         try:
             answer = read_prefill_answer(result.body)
         except WireError:
             answer = None
-        if answer is None or answer.failed:
+        if engine is None or answer is None or answer.failed:
             self._prefill_failed(engine, result)
             return
+        engine.answered(self._core.clock())
         self._answer = answer
         self._hand_off = answer.hand_off
-        self._outcome = outcome_of(self._offer, answer, offered=self._offered)
-        if self._offered and self._offer.source is not None and self._outcome.reason in USELESS_HANDLE:
-            self._core.ledger.retire(self._offer.source)
-            self._core.keeper.flush()
+        self._offering.answered(engine, answer)
         self._start_decode()
 
     def _prefill_failed(self, engine: Engine | None, result: Answer | Failure) -> None:
-        core = self._core
-        what = result.value if isinstance(result, Failure) else f"status-{result.status}"
-        core.counters.leg_failures["prefill", what] += 1
-        if engine is not None:
-            self._failed_engines.add(engine.key)
-            if isinstance(result, Failure):
-                engine.failed(core.clock())
-        if self._offered and (isinstance(result, Answer) or not self._may_offer_again()):
-            # An engine that answers with an error may do so because of the handle: the next leg goes without.
-            self._give_up_offer()
-            self._withdraw_offer(Rejection.PREFILL_FAILED)
-        if self._prefill_legs < MAX_PREFILL_LEGS - (MAX_DECODE_LEGS - 1 - self._decode_legs):
-            core.counters.retries["prefill"] += 1
+        what = cause(result)
+        self._core.counters.leg_failures["prefill", what] += 1
+        again = self._tries.prefill_failed(
+            engine, result, holder=self._offering.holder, began=self._leg_began, guarded=self._subject.guarded
+        )
+        self._offering.failed(result, elsewhere=engine is not None and self._tries.elsewhere(engine))
+        if again:
+            self._core.counters.retries["prefill"] += 1
             self._start_prefill()
             return
-        timeout = result is Failure.TIMEOUT
-        status = HTTPStatus.GATEWAY_TIMEOUT if timeout else HTTPStatus.BAD_GATEWAY
+        status = HTTPStatus.GATEWAY_TIMEOUT if result is Failure.TIMEOUT else HTTPStatus.BAD_GATEWAY
         self._fail(status, f"The prefill engine failed ({what}); the request may be sent again.")
-
-    def _may_offer_again(self) -> bool:
-        """Tell whether another engine may use the handle: on stock engines it is spent once it was given away."""
-        if not self._subject.guarded:
-            return False
-        others = self._core.fleet.ready(self._revision, self._prefill_engine.role) if self._prefill_engine else []
-        return any(engine.key not in self._failed_engines for engine in others)
-
-    def _give_up_offer(self) -> None:
-        """See that a stock engine's handle leaves no hold behind once it was given away for nothing."""
-        source = self._offer.source
-        if self._offered and source is not None and not self._subject.guarded:
-            self._core.keeper.release_spent(source)
 
     # -- decode leg
 
     def _start_decode(self) -> None:
-        engine = self._core.fleet.pick_decode(self._revision, self._affinity()[1], self._failed_engines)
+        _, last = self._offering.affinity()
+        engine = self._core.fleet.pick_decode(self._revision, last, self._tries.avoid, prefill=self._hander())
         if engine is None:
             self._drop_hand_off()
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
@@ -259,6 +189,10 @@ class Turn:
         self._decoder = DecodeLeg(self, settings.silence_seconds)
         self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)
 
+    def _hander(self) -> str:
+        """Return the key of the engine whose hand-off the decode leg reads; empty where it reads none."""
+        return self._prefill_engine.key if self._hand_off is not None and self._prefill_engine is not None else ""
+
     def _drop_hand_off(self) -> None:
         """Have the prefill engine free what no decode leg will read."""
         if self._hand_off is not None:
@@ -266,23 +200,22 @@ class Turn:
             self._hand_off = None
 
     def decode_failed(self, failure: Failure | Answer) -> None:
-        """See `DecodeListener`: both legs once more, since the hand-off may have been used up."""
-        core = self._core
-        what = failure.value if isinstance(failure, Failure) else f"status-{failure.status}"
-        core.counters.leg_failures["decode", what] += 1
+        """See `DecodeListener`: both legs once more, unless it is sure that nobody has read the hand-off."""
+        what = cause(failure)
+        self._core.counters.leg_failures["decode", what] += 1
         engine = self._leg_ended()
-        if engine is not None:
-            self._failed_engines.add(engine.key)
-            if isinstance(failure, Failure):
-                engine.failed(core.clock())
-        self._drop_hand_off()
-        if self._decode_legs < MAX_DECODE_LEGS and self._watched:
-            core.counters.retries["decode"] += 1
-            if self._offered and not self._subject.guarded:
-                self._withdraw_offer(Rejection.SPENT)
-            if self._subject.request.whole:
+        again = self._watched and self._tries.decode_failed(
+            engine, failure, hander=self._hander(), began=self._leg_began, guarded=self._subject.guarded
+        )
+        unread = failure is Failure.UNREACHABLE
+        if not (again and unread):
+            self._drop_hand_off()
+        if again:
+            self._core.counters.retries["decode"] += 1
+            if unread or self._subject.request.whole:
                 self._start_decode()
             else:
+                self._offering.spent()
                 self._start_prefill()
         elif isinstance(failure, Answer):
             self._pass_on(failure)
@@ -299,7 +232,7 @@ class Turn:
         """See `DecodeListener`."""
         self._phase = Phase.STREAM
         if self._engine is not None:
-            self._engine.answered()
+            self._engine.answered(self._core.clock())
         self._first_byte()
         if self._watched:
             self._client.start(head.status, [(b"content-type", head.get(b"content-type")), *self._own_headers()])
@@ -327,7 +260,7 @@ class Turn:
         self._core.counters.decode_leg.add(self._core.clock() - self._leg_began)
         engine = self._leg_ended()
         if engine is not None:
-            engine.answered()
+            engine.answered(self._core.clock())
         self._keep_handle(engine)
         if self._watched:
             if answer is None:
@@ -343,8 +276,10 @@ class Turn:
             return
         prefill = self._prefill_engine.key if self._prefill_engine is not None else ""
         prompt_tokens = self._answer.prompt_tokens if self._answer is not None else 0
-        finished = FinishedTurn(self._revision, engine, prefill, prompt_tokens, self._decoder.observer)
-        keep_handle(self._core, self._subject, self._offer, finished)
+        finished = FinishedTurn(
+            self._revision, engine, prefill, prompt_tokens, self._decoder.observer, read_hand_off=bool(self._hander())
+        )
+        keep_handle(self._core, self._subject, self._offering.offer, finished)
 
     # -- the client's side
 
@@ -366,8 +301,8 @@ class Turn:
         self._core.counters.clients_gone[self._phase.name.lower()] += 1
         if self._phase is Phase.PREFILL:
             self._abort_leg()
-            self._pull_ended(surely=False)
-            self._give_up_offer()
+            self._offering.pull_ended(surely=False)
+            self._offering.give_up()
             self._finish(499)
         elif self._phase is Phase.DECODE and self._exchange is not None and not self._exchange.sent:
             self._abort_leg()
@@ -390,7 +325,7 @@ class Turn:
         self._leg_ended()
 
     def _own_headers(self) -> Headers:
-        return self._outcome.headers(self._subject.request_id)
+        return self._offering.outcome.headers(self._subject.request_id)
 
     def _passed_headers(self, head: ResponseHead) -> Headers:
         return [*[pair for pair in head.headers if pair[0] in _PASSED_ON], *self._own_headers()]
@@ -407,11 +342,11 @@ class Turn:
         self._finish(status)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        self._give_up_offer()
+        self._offering.give_up()
         self._fail(status, message)
 
     def _first_byte(self) -> None:
-        self._core.counters.took_first_byte(self._outcome.kind, self._core.clock() - self._began)
+        self._core.counters.took_first_byte(self._offering.outcome.kind, self._core.clock() - self._began)
 
     def _count_served(self) -> None:
         usage = self._decoder.observer.usage if self._decoder is not None else None
@@ -426,9 +361,8 @@ class Turn:
         core = self._core
         core.counters.in_flight -= 1
         core.counters.answers[status] += 1
-        if self._offer.source is not None:
-            self._offer.source.turns -= 1
-        self._outcome.count(core.counters, eligible=self._offer.source is not None)
+        self._offering.over()
+        self._offering.outcome.count(core.counters, eligible=self._offering.offer.source is not None)
         record = {
             "status": status,
             "seconds": round(core.clock() - self._began, 6),
@@ -436,8 +370,8 @@ class Turn:
             "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
             "prefillLegs": self._prefill_legs,
             "decodeLegs": self._decode_legs,
-            "matchedDepth": self._offer.depth,
+            "matchedDepth": self._offering.offer.depth,
             "historyDepth": len(self._subject.history.marks) if self._subject.history is not None else 0,
-            **self._outcome.explain(),
+            **self._offering.outcome.explain(),
         }
         core.explanations.add(self._subject.request_id.decode("latin-1"), record)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from duplex_connector.contract import LEASE_MODEL, Duplex, Params
+from duplex_connector.proof import Reason
 
 from .errors import WireError
 from .fields import NULL, Fields, is_null, join_object, split_object
@@ -133,6 +134,10 @@ def renewals(seconds: Mapping[str, float]) -> bytes:
     return _with_duplex(fields, {Duplex.RENEW: wanted})
 
 
+class _Complaint(msgspec.Struct):
+    reason: str = ""
+
+
 class _HandleKeys(msgspec.Struct):
     request_id: str = msgspec.field(name=Params.REQUEST_ID)
     engine_id: str = msgspec.field(name=Params.ENGINE_ID)
@@ -141,6 +146,7 @@ class _HandleKeys(msgspec.Struct):
     port: int = msgspec.field(name=Params.PORT)
     tokens: int = msgspec.field(name=Params.NUM_TOKENS)
     expiry: float | None = msgspec.field(default=None, name=Params.EXPIRY_TIME)
+    duplex: _Complaint | None = None
 
 
 _decode_handle = msgspec.json.Decoder(_HandleKeys).decode
@@ -150,10 +156,11 @@ class Handle:
     """The kv_transfer_params that a decode engine returned: they name the KV that it holds.
 
     `tokens`: how many it holds. `boot`: the engine process, without its data-parallel rank. `expiry` is that engine's
-    own clock: it can be moved by seconds gained, never read as a time of ours.
+    own clock: it can be moved by seconds gained, never read as a time of ours. `computed_alone`: the engine could not
+    read the hand-off of the turn that it ends, and computed instead.
     """
 
-    __slots__ = ("_base", "boot", "expiry", "request_id", "tokens")
+    __slots__ = ("_base", "boot", "computed_alone", "expiry", "request_id", "tokens")
 
     def __init__(self, raw: bytes) -> None:
         """Read a handle. Raises WireError where a key is missing that every pull needs."""
@@ -165,6 +172,7 @@ class Handle:
         self.boot = _DATA_PARALLEL_SUFFIX.sub("", keys.engine_id)
         self.tokens = keys.tokens
         self.expiry = keys.expiry
+        self.computed_alone = keys.duplex is not None and keys.duplex.reason == Reason.PULL_FAILED
         base = split_object(raw)
         base.pop(Params.EXPIRY_TIME, None)
         self._base: Fields = split_object(join_object(base))

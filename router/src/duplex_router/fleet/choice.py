@@ -1,0 +1,46 @@
+"""Which of several engines gets a leg: the least loaded, or the one a conversation used last while its load allows it.
+
+Affinity with bounded loads: it saves work only as long as nobody waits for it. An engine that has just joined others
+gets its share bit by bit, since its caches and connections are cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .engines import Engine
+
+AFFINITY_FACTOR = 1.25
+"""Affinity holds up to this times the mean load, plus the load of the leg itself."""
+
+SLOW_START_SECONDS = 30.0
+LEAST_SHARE = 0.1
+
+HELD_LOAD = 2.0
+"""What a KV cache full of holds counts for, in streams: between equals the emptier one, never against real load."""
+
+
+def share_of(engine: Engine, now: float) -> float:
+    """Return which part of its full share a new engine gets: from 0.1, growing to 1 over 30 seconds."""
+    return min(max((now - engine.ready_since) / SLOW_START_SECONDS, LEAST_SHARE), 1.0)
+
+
+def choose(able: Sequence[Engine], last: str, load: Callable[[Engine], float], unit: float, now: float) -> Engine:
+    """Choose among `able`, of which there is at least one. `unit`: the load that the new leg brings."""
+    if len(able) == 1:
+        return able[0]
+    loads = [load(engine) for engine in able]
+    # What each would have with the new leg, as if an engine with half a share had half the strength.
+    laden = [(own + unit) / share_of(engine, now) for own, engine in zip(loads, able, strict=True)]
+    if last:
+        bound = AFFINITY_FACTOR * sum(loads) / len(loads) + 2 * unit
+        for engine, own in zip(able, laden, strict=True):
+            if engine.key == last and own <= bound:
+                return engine
+    return able[min(range(len(able)), key=laden.__getitem__)]
+
+
+def decode_load(engine: Engine, held_tokens: int) -> float:
+    """Return a decode engine's load in streams: those it answers, and a little for the KV that it holds."""
+    full = held_tokens / engine.kv_tokens if engine.kv_tokens else 0.0
+    return engine.legs + HELD_LOAD * full

@@ -1,0 +1,134 @@
+"""What a turn does with the handle that it found: offers it leg by leg, and never leaves its hold unowned or unsafe."""
+
+from __future__ import annotations
+
+from duplex_connector.proof import Reason
+from duplex_router.fleet.engines import Engine
+from duplex_router.fleet.pairs import Way
+from duplex_router.ledger.ledger import Entry
+from duplex_router.wire.params import PrefillAnswer
+
+from .core import Core
+from .legs import Answer, Failure
+from .offer import Offer, Rejection
+from .outcome import Outcome, outcome_of
+from .subject import Subject
+
+USELESS_HANDLE = frozenset(
+    {Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF}
+)
+"""What a guarded prefill engine says of a handle that would not serve another turn either."""
+
+
+class Offering:
+    """`offer`: what was found. `live`: the next prefill leg carries it. `outcome`: what has come of it so far."""
+
+    __slots__ = ("_core", "_pulling", "_subject", "live", "offer", "outcome")
+
+    def __init__(self, core: Core, subject: Subject) -> None:
+        self._core, self._subject = core, subject
+        self._pulling: Entry | None = None
+        self.offer = Offer()
+        self.live = False
+        self.outcome = Outcome()
+
+    def find(self) -> None:
+        """Look for a handle."""
+        subject = self._subject
+        self.offer = self._core.offers.find(subject.request, subject.history, subject.tenant, subject.document)
+        self.live = self.offer.params is not None
+        self.outcome = outcome_of(self.offer, None, offered=self.live)
+        if self.offer.source is not None:
+            self.offer.source.turns += 1
+
+    def over(self) -> None:
+        """Say that the turn is over."""
+        if self.offer.source is not None:
+            self.offer.source.turns -= 1
+
+    @property
+    def holder(self) -> str:
+        """The key of the engine that the next prefill leg is to pull from; empty where it is not to pull."""
+        return self.offer.source.engine if self.live and self.offer.source is not None else ""
+
+    def affinity(self) -> tuple[str, str]:
+        """Return the keys of the prefill and the decode engine that know the conversation; empty where none does."""
+        source, session = self.offer.source, self._subject.request.session
+        if source is not None:
+            return source.prefill, source.engine
+        return self._core.sessions.get(session) if session else ("", "")
+
+    def params_for(self, engine: Engine) -> bytes | None:
+        """Return what a prefill leg to this engine carries of the handle, whose hold it may read from then on."""
+        source, core = self.offer.source, self._core
+        if not self.live or source is None:
+            return None
+        if not core.fleet.pairs.usable(engine.key, source.engine):
+            self.withdraw(Rejection.BROKEN_PAIR)
+            return None
+        if self._subject.guarded:
+            # Between two legs the hold may have been replaced and released: what its blocks hold then is not known.
+            if not core.ledger.start_pull(source):
+                self.withdraw(Rejection.EXPIRED)
+                return None
+            self._pulling = source
+        core.fleet.pairs.try_again(engine.key, source.engine)
+        return self.offer.params
+
+    def withdraw(self, reason: Rejection) -> None:
+        """Offer it no more in this turn; a stock engine's, which left the ledger when it was offered, is released."""
+        self.give_up()
+        self.live = False
+        self.offer.params, self.offer.reason = None, reason
+        self.outcome = outcome_of(self.offer, None, offered=False)
+
+    def give_up(self) -> None:
+        """See that a stock engine's handle leaves no hold behind once it was given away for nothing."""
+        if self.live and self.offer.source is not None and not self._subject.guarded:
+            self._core.keeper.release_spent(self.offer.source)
+
+    def spent(self) -> None:
+        """Say that the handle has been read, and that the turn is done again: a stock engine's was for one read."""
+        if self.live and not self._subject.guarded:
+            self.live = False
+            self.offer.params, self.offer.reason = None, Rejection.SPENT
+            self.outcome = outcome_of(self.offer, None, offered=False)
+
+    def pull_ended(self, *, surely: bool) -> None:
+        """Say that the prefill leg reads no more; where it was cut off, its engine may still read for a moment."""
+        entry, self._pulling = self._pulling, None
+        if entry is None:
+            return
+
+        def end() -> None:
+            self._core.ledger.end_pull(entry)
+            self._core.keeper.flush()
+
+        if surely:
+            end()
+        else:
+            self._core.later(self._core.settings.pull_grace_seconds, end)
+
+    def answered(self, engine: Engine, answer: PrefillAnswer) -> None:
+        """Take what a prefill engine says that it made of the handle."""
+        self.outcome = outcome_of(self.offer, answer, offered=self.live)
+        source, fleet = self.offer.source, self._core.fleet
+        if not self.live or source is None:
+            return
+        if self.outcome.reason == Reason.PULL_FAILED:
+            fleet.transfer_failed(engine.key, source.engine, Way.PULL)
+        elif self.outcome.pulled:
+            fleet.transfer_worked(engine.key, source.engine, Way.PULL)
+        if self.outcome.reason in USELESS_HANDLE:
+            self._core.ledger.retire(source)
+            self._core.keeper.flush()
+
+    def failed(self, result: Answer | Failure, *, elsewhere: bool) -> None:
+        """Take the failure of a prefill leg, which may be the handle's fault: then the next leg goes without it.
+
+        A guarded engine that died or could not be reached says nothing of the handle: another, if there is one
+        (`elsewhere`), may pull by it.
+        """
+        innocent = result in (Failure.LOST, Failure.UNREACHABLE, Failure.BROKEN)
+        if self.live and not (self._subject.guarded and innocent and elsewhere):
+            self.withdraw(Rejection.PREFILL_FAILED)
