@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from duplex_connector.contract import Role
 from duplex_router.admin.probe import PLAIN_SHAPES, TOOL_SHAPES, prompts_of, slack_of
-from duplex_router.admin.scrape import backend, bytes_moved, kv_bytes_per_token, kv_tokens, samples
+from duplex_router.admin.scrape import Scraper, backend, bytes_moved, kv_bytes_per_token, kv_tokens, samples
 from duplex_router.cli import parse_arguments, settings_of
+from duplex_router.fleet.document import convert_document
+from duplex_router.fleet.pairs import Way
 from duplex_router.turn.counters import Explanations
 
 from .raw_site import post, site
-from .rig import Engines, fetch, fresh, router, say, until, user
+from .rig import Engines, fetch, free_port, fresh, router, say, until, user
 
 PAGE = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -104,6 +108,32 @@ async def test_ready_once_there_is_a_document_and_no_longer_when_draining(tmp_pa
         assert await status_of(under_test.admin + "/readyz") == 503
         assert await status_of(under_test.admin + "/nothing") == 404
         assert await status_of(under_test.admin + "/explain/unknown") == 404
+
+
+async def test_statistics_name_broken_pairs_and_since_when(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        fleet = under_test.router.service.fleet
+        before = time.time()
+        prefill, decode = (fleet.ready("r", role)[0].key for role in Role)
+        fleet.transfer_failed(prefill, decode, Way.PULL)
+        assert (await asyncio.to_thread(fetch, under_test.router.admin + "/stats"))["brokenPairs"] == []
+        fleet.transfer_failed(prefill, decode, Way.PULL)
+        (pair,) = (await asyncio.to_thread(fetch, under_test.router.admin + "/stats"))["brokenPairs"]
+        assert (pair["prefill"], pair["decode"], pair["failures"]) == (prefill, decode, 2)
+        assert before - 1 < pair["since"] < time.time() + 1
+
+
+async def test_an_engine_that_does_not_answer_the_scraper_rests(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        service = under_test.router.service
+        document = {
+            "model": {"name": "m"},
+            "revisions": [{"name": "r", "engines": {"prefill": [f"http://127.0.0.1:{free_port()}"], "decode": []}}],
+        }
+        service.fleet.take_document(convert_document(document))
+        await Scraper(service.state).once()
+        (engine,) = service.fleet.engines.values()
+        assert engine.resting_until > service.core.clock()
 
 
 async def test_metrics_are_prometheus_text_and_count_the_turn(tmp_path: Path) -> None:

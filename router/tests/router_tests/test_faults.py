@@ -112,7 +112,7 @@ async def test_a_frozen_prefill_engine_meets_the_deadline(mortal: Engines, tmp_p
         victim.signal(signal.SIGSTOP)
         try:
             said = await say(under_test.client(), messages)
-            assert said.reuse == "full"
+            assert said.reuse == "rejected;reason=prefill-failed", "it might have been the pull that hung"
             assert under_test.service.counters.leg_failures["prefill", "timeout"] == 1
         finally:
             victim.signal(signal.SIGCONT)

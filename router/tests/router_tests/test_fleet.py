@@ -8,7 +8,7 @@ import pytest
 from duplex_connector.contract import Role
 from duplex_router.fleet.document import FleetDocument, FleetError, convert_document, read_document
 from duplex_router.fleet.engines import Endpoint, static_endpoints
-from duplex_router.fleet.fleet import AFFINITY_SLACK_LEGS, AFFINITY_SLACK_TOKENS, Fleet
+from duplex_router.fleet.fleet import Fleet
 
 from .test_ledger import Clock
 
@@ -145,48 +145,6 @@ def test_revisions_share_by_weight_and_conversations_stay(fixture: Fixture) -> N
     assert fixture.fleet.pick_revision("two") == "two"
     fixture.serve("two-p")
     assert fixture.fleet.pick_revision("two") == "one"
-
-
-def test_prefill_goes_where_the_fewest_tokens_wait_with_affinity_within_bounds(fixture: Fixture) -> None:
-    fixture.serve("one-p", "p1", "p2")
-    engines = fixture.fleet.engines
-    engines["p1"].waiting_tokens = AFFINITY_SLACK_TOKENS
-
-    def pick(**more: Any) -> str:
-        found = fixture.fleet.pick_prefill("one", **more)
-        assert found is not None
-        return found.key
-
-    assert pick() == "p2"
-    assert pick(last="p1") == "p1"
-    assert pick(last="p1", avoid={"p1"}) == "p2"
-    engines["p1"].waiting_tokens += 1
-    assert pick(last="p1") == "p2"
-    assert pick(avoid={"p1", "p2"}) == "p2"
-
-
-def test_decode_goes_where_the_fewest_legs_are_with_affinity_within_bounds(fixture: Fixture) -> None:
-    fixture.serve("one-d", "d1", "d2")
-    engines = fixture.fleet.engines
-    engines["d1"].legs = AFFINITY_SLACK_LEGS
-    picked = fixture.fleet.pick_decode("one", "d1")
-    assert picked is engines["d1"]
-    engines["d1"].legs += 1
-    assert fixture.fleet.pick_decode("one", "d1") is engines["d2"]
-
-
-def test_an_engine_that_failed_rests_unless_it_is_the_only_one(fixture: Fixture) -> None:
-    fixture.serve("one-d", "d1", "d2")
-    engines = fixture.fleet.engines
-    engines["d1"].failed(fixture.clock())
-    engines["d2"].legs = 5
-    assert fixture.fleet.pick_decode("one") is engines["d2"]
-    fixture.clock.now += 1.0
-    assert fixture.fleet.pick_decode("one") is engines["d1"]
-    for _ in range(3):
-        engines["d1"].failed(fixture.clock())
-        engines["d2"].failed(fixture.clock())
-    assert fixture.fleet.pick_decode("one") is engines["d1"]
 
 
 @pytest.mark.parametrize("url", ["https://a:1", "a:1", "http://", "http://a:1/v1", "http://a:99999"])

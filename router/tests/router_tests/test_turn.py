@@ -82,7 +82,7 @@ def test_regenerating_replaces_the_hold_of_the_same_prompt(stage: Stage) -> None
     assert released(stage) == ["hold-1"]
 
 
-@pytest.mark.parametrize("failure", [Failure.LOST, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BROKEN])
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.UNREACHABLE, Failure.BROKEN])
 def test_a_dead_prefill_engine_is_replaced_and_the_handle_kept(stage: Stage, failure: Failure) -> None:
     stage.whole_turn(FIRST, request="hold-1")
     _, client = stage.begin(SECOND)
@@ -179,7 +179,7 @@ def test_a_prefill_that_hands_nothing_off_leaves_all_to_decode(stage: Stage) -> 
     assert params == {"do_remote_prefill": False, "do_remote_decode": False, "duplex": {"ttl": 480}}
 
 
-@pytest.mark.parametrize("failure", list(Failure))
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.TIMEOUT, Failure.BROKEN])
 def test_a_failed_decode_leg_costs_both_legs_once_more(stage: Stage, failure: Failure) -> None:
     _, client = stage.begin(FIRST)
     stage.transport.take().prefilled("one")

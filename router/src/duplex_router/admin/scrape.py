@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from http import HTTPStatus
 
 from duplex_connector.contract import Backend, Metric
-from duplex_router.turn.legs import Answer
+from duplex_router.fleet.engines import Engine
+from duplex_router.turn.legs import Failure
 
 from .asking import ask
 from .state import AdminState
@@ -64,25 +65,35 @@ def backend(text: str) -> str | None:
 
 
 class Scraper:
-    """Reads all engines in turn."""
+    """Reads all engines, each apart from the others. It is the router's probe besides: a hung engine is found by it."""
 
     def __init__(self, state: AdminState) -> None:
         self._state = state
         self._moved: dict[str, int] = {}
+        self._moved_by_gone = 0
 
     async def once(self) -> None:
-        """Read every engine once; one that does not answer keeps what was known of it."""
+        """Read every engine once; one that does not answer keeps what was known of it, and rests."""
+        engines = list(self._state.core.fleet.engines.values())
+        await asyncio.gather(*(self._read(engine) for engine in engines))
+        for key in self._moved.keys() - {engine.key for engine in engines}:
+            self._moved_by_gone += self._moved.pop(key)
+        self._state.transport.bytes_moved = self._moved_by_gone + sum(self._moved.values())
+
+    async def _read(self, engine: Engine) -> None:
         core = self._state.core
-        for engine in list(core.fleet.engines.values()):
-            answer = await ask(core.transport, engine, b"/metrics", method=b"GET")
-            if not isinstance(answer, Answer) or answer.status != HTTPStatus.OK:
-                continue
-            text = answer.body.decode("utf-8", "replace")
-            engine.kv_tokens = kv_tokens(text)
-            engine.kv_bytes_per_token = kv_bytes_per_token(text) or engine.kv_bytes_per_token
-            self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(text))
-            self._state.transport.backend = backend(text) or self._state.transport.backend
-        self._state.transport.bytes_moved = sum(self._moved.values())
+        answer = await ask(core.transport, engine, b"/metrics", method=b"GET")
+        if isinstance(answer, Failure):
+            engine.failed(core.clock())
+            return
+        engine.heard_at = core.clock()
+        if answer.status != HTTPStatus.OK:
+            return
+        text = answer.body.decode("utf-8", "replace")
+        engine.kv_tokens = kv_tokens(text)
+        engine.kv_bytes_per_token = kv_bytes_per_token(text) or engine.kv_bytes_per_token
+        self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(text))
+        self._state.transport.backend = backend(text) or self._state.transport.backend
 
     async def run(self) -> None:
         """Read until cancelled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,3 +37,5 @@ class AdminState:
     canary: CanaryState = field(default_factory=CanaryState)
     transport: TransportState = field(default_factory=TransportState)
     draining: bool = False
+    wall_clock: Callable[[], float] = time.time
+    """Unix time."""

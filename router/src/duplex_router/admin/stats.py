@@ -1,4 +1,4 @@
-"""`/stats`: what the operator reads of a router, bounded and without names of pods or conversations."""
+"""`/stats`: what the operator reads of a router, bounded; it names no conversation, and pods only in broken pairs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from duplex_router.fleet.engines import Engine
 from .state import AdminState
 
 MAX_REASONS = 32
+MAX_PAIRS = 32
 
 
 def stats(state: AdminState) -> dict[str, Any]:
@@ -53,8 +54,28 @@ def stats(state: AdminState) -> dict[str, Any]:
             "reused": state.canary.reused,
             "message": state.canary.message,
         },
-        "brokenPairs": [],
+        "brokenPairs": _broken_pairs(state),
     }
+
+
+def _broken_pairs(state: AdminState) -> list[dict[str, Any]]:
+    """Return the pairs that cannot reach each other, longest broken first, by pod; restarting one side mends them."""
+    core = state.core
+    now, wall = core.clock(), state.wall_clock()
+
+    def name(key: str) -> str:
+        engine = core.fleet.engines.get(key)
+        return (engine.pod if engine is not None else "") or key
+
+    return [
+        {
+            "prefill": name(pair.prefill),
+            "decode": name(pair.decode),
+            "since": round(wall - (now - pair.since), 3),
+            "failures": sum(pair.failures),
+        }
+        for pair in core.fleet.pairs.broken()[:MAX_PAIRS]
+    ]
 
 
 def _kv(engines: Iterable[Engine]) -> dict[str, int | None]:
