@@ -37,10 +37,19 @@ LAYERS = {
         {"service"},
         {"cli"},
     ],
-    "duplex_operator": [{"api"}, {"render", "plan"}, {"runtime"}, {"reconcile"}, {"handlers"}, {"cli"}, {"__main__"}],
+    "duplex_operator": [
+        {"api"},
+        {"render", "plan", "lint"},
+        {"rehearsal"},
+        {"runtime"},
+        {"reconcile"},
+        {"handlers"},
+        {"cli", "duplex"},
+        {"__main__"},
+    ],
 }
 PURE = {
-    "duplex_operator": {"api", "render", "plan"},
+    "duplex_operator": {"api", "render", "plan", "lint", "rehearsal"},
     "duplex_router": {"wire", "ledger", "fleet"},
 }
 EFFECTS = {"asyncio", "time", "kopf", "kubernetes", "aiohttp", "socket", "subprocess", "duplex_kube", "uvloop"}
