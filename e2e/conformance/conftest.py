@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -14,12 +13,14 @@ from .simulator import Simulator
 from .turns import NoAnswerError, Turns, request
 from .variants import Provider, Running, Variant
 
-_BUILD = Path(__file__).parents[2] / "build" / "conformance"
+_BUILD: Final = Path(__file__).parents[2] / "build" / "conformance"
+_REPORT: Final = pytest.StashKey[Report]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --engine."""
+    """Add --engine and --out."""
     parser.addoption("--engine", default="simulator", choices=("simulator", "vllm"), help="which engines to check")
+    parser.addoption("--out", type=Path, help="where the table goes, without suffix (build/conformance/ENGINE)")
 
 
 @pytest.hookimpl(trylast=True)
@@ -33,8 +34,8 @@ def _neighbours(callspec: Any) -> tuple[str | bool, ...]:  # noqa: ANN401 - pyte
     if not isinstance(variant, Variant):
         return ()
     model = (variant.family.value, variant.adapters, variant.lossy)
-    decode = (not variant.role_is_both, variant.recompute is not None, variant.ttl_seconds != Variant.ttl_seconds)
-    prefill = (variant.prefill_caching, not variant.prefill_pulls, variant.small_prefill)
+    decode = (not variant.role_is_both, variant.ttl_seconds != Variant.ttl_seconds)
+    prefill = (variant.prefill_caching, not variant.prefill_pulls, variant.recompute is not None, variant.small_prefill)
     return (*model, variant.connector.value, *decode, *prefill)
 
 
@@ -90,12 +91,32 @@ def manager(provider: Provider) -> Iterator[Manager]:
 
 
 @pytest.fixture(scope="session")
-def report(provider: Provider) -> Iterator[Report]:
-    """Collect the table; it is written when the session ends, also after failures."""
-    collected = Report(provider.name)
-    yield collected
+def report(request: pytest.FixtureRequest) -> Report:
+    """Return the table; it is written when the session ends, also after failures and interrupts."""
+    return request.config.stash[_REPORT]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note how each check ended; one whose engines did not start has failed too."""
+    ended = yield
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and (ended.when == "call" or ended.failed):
+        connector = callspec.params["variant"].connector.value.lower()
+        item.config.stash[_REPORT].end(item.name, connector, passed=ended.passed)
+    return ended
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the table."""
+    config.stash[_REPORT] = Report(config.getoption("--engine"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the table, where there is anything in it."""
+    collected = session.config.stash[_REPORT]
     if collected.rows:
-        collected.write(Path(os.environ.get("CONFORMANCE_OUT", _BUILD)))
+        collected.write(session.config.getoption("--out") or _BUILD / collected.engine)
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +127,9 @@ def variant(request: pytest.FixtureRequest) -> Variant:
 
 
 @pytest.fixture
-def turns(manager: Manager, variant: Variant) -> Iterator[Turns]:
+def turns(manager: Manager, variant: Variant, report: Report) -> Iterator[Turns]:
     """Return a client of the variant's engines."""
-    with Turns(manager.get(variant)) as client:
+    engines = manager.get(variant)
+    report.version = engines.facts.version
+    with Turns(engines) as client:
         yield client

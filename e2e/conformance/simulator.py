@@ -48,7 +48,7 @@ def transfer_config(variant: Variant, role: Role) -> dict[str, Any]:
     config = kv_transfer_config(role, settings)
     if role is Role.PREFILL and not variant.prefill_pulls:
         config["kv_connector_extra_config"]["bidirectional_kv_xfer"] = False
-    if variant.recompute is not None:
+    if role is Role.PREFILL and variant.recompute is not None:
         config["kv_load_failure_policy"] = "recompute" if variant.recompute else "fail"
     return config
 

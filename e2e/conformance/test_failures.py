@@ -25,8 +25,10 @@ def _fate(
 ) -> str:
     """Return how a prefill leg ends; a guarded pair must then answer as the plain engine."""
     facts = turns.engines.facts
-    fate, prefilled = outcome(turns, prompt, handle, seconds=facts.hang_seconds + 6)
-    if variant.connector is ConnectorKind.STOCK:
+    stock = variant.connector is ConnectorKind.STOCK
+    # A pull may fail only after a handshake's five seconds.
+    fate, prefilled = outcome(turns, prompt, handle, seconds=facts.hang_seconds + 6 if stock else facts.answer_seconds)
+    if stock:
         report.add(check, connector(variant), fate)
         return fate
     assert prefilled is not None, f"{check}: {fate}"
@@ -87,7 +89,7 @@ def test_an_expired_handle(turns: Turns, variant: Variant, report: Report) -> No
 @over(replace(STOCK, small_prefill=True), replace(GUARDED, small_prefill=True))
 def test_trap_4_preemption_after_a_pull(turns: Turns, variant: Variant, report: Report) -> None:
     """A neighbour has what the prompt still needs: the prompt came last, so it loses its blocks and what it pulled."""
-    facts = turns.engines.facts
+    facts, stock = turns.engines.facts, variant.connector is ConnectorKind.STOCK
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
     prompt = turn.history + turns.words(200)
     pulled_blocks = -(-turn.handle[Params.NUM_TOKENS] // facts.block_size)
@@ -97,9 +99,13 @@ def test_trap_4_preemption_after_a_pull(turns: Turns, variant: Variant, report: 
     first = turns.aside(lambda: request(turns.engines.prefill, _COMPLETIONS, body, seconds=facts.answer_seconds))
     eventually(lambda: blocks_used(turns.engines.prefill) > len(neighbour) // facts.block_size, expected=True)
     wait = facts.answer_seconds + facts.hang_seconds
-    fate, prefilled = outcome(turns, prompt, turn.handle, seconds=wait)
+    second = turns.aside(lambda: outcome(turns, prompt, turn.handle, seconds=wait))
     assert first.result().status == http.client.OK
-    if variant.connector is ConnectorKind.STOCK:
+    try:
+        fate, prefilled = second.result(facts.hang_seconds if stock else None)
+    except TimeoutError:
+        fate, prefilled = "hang", None
+    if stock:
         report.add("trap 4: preempted after a pull", "stock", fate)
         assert fate == "hang"
         return
@@ -114,9 +120,8 @@ def test_decode_gone_that_prefill_never_met(turns: Turns, variant: Variant, repo
     prompt = turn.history + turns.words(90)
     gone = {**_of_another_boot(turn.handle), Params.PORT: 1}
     started = time.monotonic()
-    fate, prefilled = outcome(turns, prompt, gone, seconds=30)
+    fate, prefilled = outcome(turns, prompt, gone, seconds=turns.engines.facts.answer_seconds)
     seconds = time.monotonic() - started
-    assert 4 < seconds < 20
     if variant.connector is ConnectorKind.STOCK:
         report.add("decode gone, never met", "stock", fate, note=f"after {seconds:.0f} s")
         assert fate == "500"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Final
 
-from duplex_connector.contract import Duplex, Metric, Params
+from duplex_connector.contract import ConnectorKind, Duplex, Metric, Params
 from duplex_connector.proof import Reason
 
-from .checks import ANSWER, GUARDED, PROMPT, STOCK, connector, over, pulled
+from .checks import ANSWER, GUARDED, PROMPT, STOCK, connector, is_alive, over, pulled
 from .report import Report
 from .turns import COMPLETIONS as _COMPLETIONS
-from .turns import Turns, blocks_used, eventually, request, samples
+from .turns import NoAnswerError, Turns, blocks_used, eventually, request, samples
 from .variants import Variant
 
 _HELD: Final = PROMPT + ANSWER - 1
@@ -122,6 +123,21 @@ def test_release_is_at_once_and_counted_apart(turns: Turns, variant: Variant, re
     assert eventually(lambda: grown(Metric.DUPLEX_RELEASES), 2.0) == 2.0
     assert grown(Metric.NIXL_EXPIRED) == 0
     report.add("two holds released in one message", connector(variant), "free at once, counted as releases")
+
+
+@over(STOCK, GUARDED)
+def test_a_lease_message_to_decode(turns: Turns, variant: Variant, report: Report) -> None:
+    """It ends a stock engine, which looks for keys that the message lacks: so stock pairs must never get one."""
+    stock = variant.connector is ConnectorKind.STOCK
+    # A stock engine may end before it has answered.
+    with suppress(NoAnswerError):
+        turns.lease({"of-nobody": 0})
+    alive = eventually(lambda: is_alive(turns.engines.decode), expected=not stock, seconds=60)
+    report.add("a lease message to decode", connector(variant), "nothing happens" if alive else "engine dead")
+    assert alive is not stock
+    if not stock:
+        prompt = turns.words(PROMPT)
+        assert turns.turn(prompt, most=ANSWER).tokens == turns.plain(prompt, ANSWER)
 
 
 @over(STOCK, GUARDED)

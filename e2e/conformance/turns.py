@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from duplex_connector.contract import LEASE_MODEL, Duplex, Metric, Params
@@ -28,6 +28,9 @@ COLD: Final = {
 ALONE: Final = {Params.DO_REMOTE_PREFILL: False, Params.DO_REMOTE_DECODE: False}
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+
+
+T = TypeVar("T")
 
 
 class NoAnswerError(Exception):
@@ -269,7 +272,7 @@ class Turns:
         body = self.body([self.engines.facts.tokens.start], 1, prefilled.params, model="no-such-model")
         request(self.engines.decode, COMPLETIONS, body)
 
-    def aside(self, work: Callable[[], Reply]) -> Future[Reply]:
+    def aside(self, work: Callable[[], T]) -> Future[T]:
         """Run a leg beside the others."""
         return self._pool.submit(work)
 

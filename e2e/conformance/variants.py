@@ -27,7 +27,8 @@ class Variant:
     """A prefill, a decode and a plain engine, and what is special about them.
 
     `role_is_both`: kv_both on both roles, else producer and consumer. `prefill_caching`: prefix caching of the prefill
-    engine. `prefill_pulls`: its bidirectional flag. `recompute`: the load failure policy where it is not the builder's.
+    engine. `prefill_pulls`: its bidirectional flag. `recompute`: its load failure policy, where it is not
+    the builder's.
     `small_prefill`: the prefill engine has a pool of few blocks and short steps, so that requests preempt one another.
     `lossy`: the tokenizer is a byte-pair one, whose text does not always come back as the same tokens.
     `ttl_seconds`, `threshold_tokens`: only stock engines are given them.
@@ -58,9 +59,17 @@ class Variant:
 class Running(Protocol):
     """A variant's engines as they run."""
 
-    prefill: str
-    decode: str
-    plain: str
+    @property
+    def prefill(self) -> str:
+        """Return the prefill engine's URL."""
+
+    @property
+    def decode(self) -> str:
+        """Return the decode engine's URL."""
+
+    @property
+    def plain(self) -> str:
+        """Return the plain engine's URL."""
 
     @property
     def facts(self) -> Facts:

@@ -7,7 +7,7 @@ the engine dies of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from duplex_connector.contract import Params
 
@@ -16,6 +16,8 @@ from .holds import Hold, Holds
 from .pull import Pull, address_of, notice
 from .request import EngineRequest
 from .sequence import Layout
+
+_PEER_KEYS: Final = (Params.BLOCK_IDS, Params.ENGINE_ID, Params.REQUEST_ID, Params.HOST, Params.PORT)
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ class StockConnector:
         return answer
 
     def rejected(self, params: dict[str, Any]) -> Pull | None:
-        """Tell the peer of a rejected decode leg that its blocks may go."""
+        """Tell the peer of a rejected decode leg that its blocks may go; KeyError ends the engine, as in vLLM.
+
+        vLLM looks every key of a peer up without asking whether it is there (add_new_req_to_recv, nixl/metadata.py).
+        """
         if not params.get(Params.DO_REMOTE_PREFILL):
             return None
-        return notice(params)
+        return notice({**params, **{key: params[key] for key in _PEER_KEYS}})
