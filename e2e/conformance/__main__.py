@@ -44,6 +44,7 @@ def _run(known: argparse.Namespace) -> int:
     name = known.engine + ("-overlay" if os.environ.get("DUPLEX_ENGINE_OVERLAY") == "1" else "")
     out = _RECORDS / f"conformance-{name}" if known.record else _BUILD / name
     arguments = [str(_HERE), "--engine", known.engine, "--out", str(out), "-q", "--timeout", str(_LONGEST_SECONDS)]
+    arguments.append("--capture=sys")  # what is written past sys.stderr shows how far a long run is
     arguments += ["-k", _SHORT] if known.short else []
     shown = out.with_suffix(".md")
     shown.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -125,7 +126,8 @@ class EnginePods:
             raise LabError("the checks on real vLLM kill engines from their node: they need CLUSTER=local")
         self._logs = logs
         self._overlay = overlay
-        self._progress = Progress()
+        # Past pytest's capture: a run lasts long enough that people want to see it go on.
+        self._progress = Progress(sys.__stderr__ or sys.stderr)
         self._cluster = LocalCluster(LAB, self._progress)
         self._running: dict[str, EnginePod] = {}
         self._started = 0
@@ -170,6 +172,7 @@ class EnginePods:
         overlay = self._engine.overlay if self._engine is not None else None
         names = {key: f"{key}-{self._started + count}" for count, key in enumerate(plans, 1)}
         self._started += len(plans)
+        self._progress.say(f"{label}: starting {', '.join(names.values()) or 'nothing new'}")
         items = [
             manifest(names[key], plan, images=self._images, overlay=overlay, pod=template)
             for key, plan in plans.items()
@@ -205,6 +208,7 @@ class EnginePods:
                 if time.monotonic() > deadline:
                     raise StartError(f"{pod.name} does not serve after {_START_SECONDS:.0f} s:\n{self._tail(pod)}")
                 time.sleep(_POLL_SECONDS)
+        self._progress.say("all engines serve")
 
     def _phase(self, pod: EnginePod) -> str:
         return self._kubectl("get", "pod", pod.name, "-o", "jsonpath={.status.phase}")

@@ -3,8 +3,10 @@
 1. Streamed answers carry kv_transfer_params, as vLLM 0.33.0 has them by itself (vllm#40186).
 2. NIXL's progress thread sleeps between polls: nixl 1.5.1 fixes its delay at 0, which costs a core per engine.
 3. An engine that only keeps blocks for a peer sleeps between its empty steps, which would cost another core and a half.
+4. An engine's core and worker are forked: each would else import vLLM and PyTorch anew, most of the time to start.
 
-Each part can be turned off by name in DUPLEX_CPU_SHIM_OFF, a comma-separated list of `streaming`, `progress`, `idle`.
+Each part can be turned off by name in DUPLEX_CPU_SHIM_OFF, a comma-separated list of `streaming`, `progress`, `idle`,
+`fork`.
 """
 
 import functools
@@ -27,7 +29,7 @@ _applied: set[str] = set()
 def register() -> None:
     """Apply the parts that are on; vLLM calls this in each of its processes."""
     off = os.environ.get("DUPLEX_CPU_SHIM_OFF", "").split(",")
-    for name, apply in (("streaming", _stream_params), ("progress", _slow_progress_thread), ("idle", _calm_idle_steps)):
+    for name, apply in _PARTS.items():
         if name not in off and name not in _applied:
             _applied.add(name)
             apply()
@@ -68,6 +70,20 @@ def _calm_idle_steps() -> None:
         return worked
 
     EngineCoreProc._process_engine_step = step_then_rest  # noqa: SLF001 - as above
+
+
+def _fork_processes() -> None:
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415 - only inside vLLM's processes
+
+    update = CpuPlatform.check_and_update_config
+
+    def update_then_fork(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+        update(vllm_config)
+        # vLLM spawns on CPU to set OpenMP up anew in each process, but not where threads are not bound.
+        if os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind" and os.environ.get("OMP_NUM_THREADS") == "1":
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(update_then_fork)
 
 
 def _stream_params() -> None:
@@ -116,3 +132,11 @@ def _completed(event: str, params: dict[str, Any] | None) -> str:
         return event  # a chat's opening
     finished = choice.get("finish_reason") is not None
     return f"data: {json.dumps({**chunk, 'kv_transfer_params': params if finished else None}, ensure_ascii=False)}\n\n"
+
+
+_PARTS: dict[str, Callable[[], None]] = {
+    "streaming": _stream_params,
+    "progress": _slow_progress_thread,
+    "idle": _calm_idle_steps,
+    "fork": _fork_processes,
+}

@@ -26,6 +26,7 @@ from typing import Final
 from duplex_lab.errors import LabError
 from duplex_lab.paths import REPOSITORY, cache_folder
 from duplex_lab.progress import Progress
+from duplex_lab.system import prepare_engine
 
 IMAGE_FOLDER: Final = REPOSITORY / "images" / "engine-cpu"
 REQUIREMENTS: Final = REPOSITORY / "requirements" / "engine-cpu.txt"
@@ -146,7 +147,9 @@ def _make_models(models: Path, python: Path, progress: Progress) -> None:
 
 def _make_overlay(overlay: Path, venv: Path, progress: Progress) -> None:
     progress.say(f"engine: laying vLLM {OVERLAY_RELEASE}'s Python code over the CPU kernels (336 MB to download)")
-    _uv("pip", "install", "--quiet", "--no-deps", "--python", venv, "--target", overlay, *_OVERLAY_REQUIREMENTS)
+    # Pods see the folder read-only, where no process could keep what it compiles.
+    compiled = ("pip", "install", "--quiet", "--no-deps", "--compile-bytecode")
+    _uv(*compiled, "--python", venv, "--target", overlay, *_OVERLAY_REQUIREMENTS)
     package = overlay / "vllm"
     for library in package.rglob("*.so"):
         library.unlink()
@@ -167,6 +170,7 @@ def ensure(progress: Progress, *, overlay: bool = False) -> Engine:
 
     Raises LabError with the failing command's output.
     """
+    prepare_engine(progress)
     base = cache_folder() / "engine"
     venv = base / environment_key()
     with _made_once(venv) as missing:

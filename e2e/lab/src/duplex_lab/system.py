@@ -1,10 +1,11 @@
-"""What the local lab needs of the machine: root, Debian's container programs, and a few kernel features."""
+"""What the local lab needs of the machine: root, Debian's container programs, a few kernel features, libnuma."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ _PACKAGES: Final = {
     "buildah": "buildah",
 }
 """Program -> the Debian package that has it."""
+_NUMA_PACKAGE: Final = "libnuma1"
 _CNI_PACKAGE: Final = "containernetworking-plugins"
 _CNI_FOLDERS: Final = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 _BUSYBOX: Final = Path("/bin/busybox")
@@ -54,10 +56,30 @@ def prepare_machine(progress: Progress) -> None:
     missing = missing_packages()
     if missing:
         _install(missing, progress)
+        still = missing_packages()
+        if still:
+            raise LabError(f"still missing after apt-get install: {', '.join(still)}")
     if not _BRIDGE_SETTING.exists():
         subprocess.run(["modprobe", "br_netfilter"], check=False, capture_output=True)
     if not _BRIDGE_SETTING.exists():
         raise LabError("the kernel module br_netfilter is missing, without which Services do not work: modprobe it")
+
+
+def prepare_engine(progress: Progress) -> None:
+    """Install the library that vLLM's CPU kernels link and small systems lack; LabError says what the user must do."""
+    if not _lacks_numa():
+        return
+    if os.geteuid() != 0:
+        raise LabError("vLLM on CPU needs libnuma.so.1: install Debian's package libnuma1, or your system's like")
+    _install([_NUMA_PACKAGE], progress)
+    if _lacks_numa():
+        raise LabError(f"apt-get installed {_NUMA_PACKAGE}, yet libnuma.so.1 cannot be loaded: try `ldconfig -p`")
+
+
+def _lacks_numa() -> bool:
+    # The loader, asked anew each time: a library that was loaded once stays.
+    asked = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libnuma.so.1')"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode != 0
 
 
 def _path() -> str:
@@ -75,6 +97,3 @@ def _install(packages: list[str], progress: Progress) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode and "install" in command:
             raise LabError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-800:]}")
-    still = missing_packages()
-    if still:
-        raise LabError(f"still missing after apt-get install: {', '.join(still)}")

@@ -1,9 +1,11 @@
-"""What the CPU engine's plugin adds to streamed answers."""
+"""What the CPU engine's plugin adds to streamed answers, and how it lets processes start."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -82,3 +84,32 @@ async def test_the_params_come_from_the_engines_last_result(shim: ModuleType) ->
     events = [each async for each in Serving().generate("word", results())]
     assert [read(each)["kv_transfer_params"] for each in events[:-1]] == [None, HANDLE]
     assert events[-1] == "data: [DONE]\n\n"
+
+
+class Platform:
+    """Stands for vLLM's CPU platform, which decides how processes start when a configuration is made."""
+
+    @classmethod
+    def check_and_update_config(cls, config: object) -> None:
+        del config
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+
+@pytest.mark.parametrize(
+    ("bind", "threads", "method"), [("nobind", "1", "fork"), ("auto", "1", "spawn"), ("nobind", "2", "spawn")]
+)
+def test_processes_are_forked_where_openmp_has_no_threads_to_set_up(
+    shim: ModuleType, monkeypatch: pytest.MonkeyPatch, bind: str, threads: str, method: str
+) -> None:
+    platforms = ModuleType("vllm.platforms.cpu")
+    platform = type("CpuPlatform", (Platform,), {})
+    monkeypatch.setattr(platforms, "CpuPlatform", platform, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", ModuleType("vllm.platforms"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms.cpu", platforms)
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "unset")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    shim._fork_processes()
+    platform().check_and_update_config(object())  # type: ignore[attr-defined] # of Platform
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == method
