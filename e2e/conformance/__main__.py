@@ -17,7 +17,7 @@ from .report import read_rows
 _HERE: Final = Path(__file__).parent
 _BUILD: Final = _HERE.parents[1] / "build" / "conformance"
 _RECORDS: Final = _HERE.parents[1] / "docs" / "benchmarks"
-_SHORT: Final = "continuation_reuses and not per-role"
+_SHORT: Final = "a_continuation_reuses_everything and not per-role"
 """The scenario for a first look: one continuation on a stock and on a guarded pair."""
 _LONGEST_SECONDS: Final = 3600
 
