@@ -51,11 +51,11 @@ test-api: setup ## Operator and CRD tests against a real kube-apiserver
 e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
 	$(BIN)/pytest -q -m lab e2e/lab/tests e2e/scenarios
 
-conformance: setup ## The conformance suite on the simulator
-	$(BIN)/python -m conformance --engine simulator
+conformance: setup ## The conformance suite on the simulator (RECORD=1: keep its table in docs/benchmarks)
+	$(BIN)/python -m conformance --engine simulator $(if $(RECORD),--record)
 
-e2e-vllm: setup ## The conformance suite and the checks on real vLLM with NixlConnector on CPU (SHORT=1: one scenario)
-	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short)
+e2e-vllm: setup ## The conformance suite on pods of real vLLM with NixlConnector on CPU (SHORT=1: one check, RECORD=1, KEEP=1)
+	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short) $(if $(RECORD),--record)
 
 bench-router: setup ## The router's speed beside nginx, vllm-router and vLLM's example (root, nginx; QUICK=1: a minute)
 	$(BIN)/python -m bench.router $(if $(QUICK),--quick)

@@ -46,7 +46,7 @@ def _run(known: argparse.Namespace) -> int:
     arguments = [str(_HERE), "--engine", known.engine, "--out", str(out), "-q", "--timeout", str(_LONGEST_SECONDS)]
     arguments.append("--capture=sys")  # what is written past sys.stderr shows how far a long run is
     arguments += ["-k", _SHORT] if known.short else []
-    shown = out.with_suffix(".md")
+    shown = out.with_name(f"{out.name}.md")
     shown.unlink(missing_ok=True)
     status = int(pytest.main([*arguments, *known.rest]))
     if shown.exists():  # not where nothing could be started

@@ -95,8 +95,8 @@ class Report:
         out.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps({"engine": self.engine, "version": self.version, "summary": self.last_line()})
         rows = ",\n".join(json.dumps(asdict(row)) for row in self.rows)
-        out.with_suffix(".json").write_text(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n')
-        out.with_suffix(".md").write_text(f"{self.table()}\n{self.last_line()}\n")
+        out.with_name(f"{out.name}.json").write_text(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n')
+        out.with_name(f"{out.name}.md").write_text(f"{self.table()}\n{self.last_line()}\n")
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -1,0 +1,1 @@
+"""Tests of what the end-to-end suites are made of."""
