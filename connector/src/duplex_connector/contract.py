@@ -136,6 +136,8 @@ class Params:
     """Keys of vLLM's kv_transfer_params (0.33.0, nixl/pull_scheduler.py)."""
 
     FIELD: Final = "kv_transfer_params"
+    ENCODER_FIELD: Final = "ec_transfer_params"
+    PROMPT_TOKEN_IDS: Final = "prompt_token_ids"  # noqa: S105 - tokens of text, no secret
     DO_REMOTE_PREFILL: Final = "do_remote_prefill"
     DO_REMOTE_DECODE: Final = "do_remote_decode"
     BLOCK_IDS: Final = "remote_block_ids"

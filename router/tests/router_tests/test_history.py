@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from duplex_router.ledger.history import TEXT_STRIDE, TOKEN_STRIDE, History, read_history, reply_digest
+from duplex_router.ledger.history import TEXT_STRIDE, TOKEN_STRIDE, History, reply_digest
+from duplex_router.ledger.reading import read_history
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.inference import Endpoint, parse_inference
 from duplex_router.wire.reply import Observer

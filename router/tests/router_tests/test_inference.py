@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplex_router.wire.errors import RequestError
-from duplex_router.wire.inference import LEG_OWN_FIELDS, Endpoint, parse_inference
+from duplex_router.wire.inference import Endpoint, parse_inference
 
 BODY: dict[str, Any] = {
     "model": "m",
@@ -70,7 +70,8 @@ def test_what_is_not_the_legs_own_comes_through_unchanged(body: dict[str, Any], 
     fields.pop("kv_transfer_params", None)
     assert {name: value for name, value in sent.items() if name != "model"} == fields
     prefill = joined(request.prefill_body(b'"mine"'))
-    assert prefill.keys() & LEG_OWN_FIELDS == {"max_tokens", "stream"}
+    assert (prefill["max_tokens"], prefill["stream"]) == (1, False)
+    assert not prefill.keys() & {"stream_options", "stop", "n", "logprobs", "min_tokens", "max_completion_tokens"}
 
 
 @pytest.mark.parametrize(

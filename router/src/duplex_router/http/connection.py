@@ -9,7 +9,8 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import Protocol
 
-from duplex_router.turn.core import JSON_TYPE, error_body
+from duplex_router.turn.core import JSON_TYPE
+from duplex_router.wire.api_errors import error_body
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.errors import RequestError, WireError
 from duplex_router.wire.heads import (
@@ -307,7 +308,8 @@ class ClientConnection(asyncio.Protocol):
         if error.close:
             self._keep_alive = False
         unread = error.close and self._state is not State.BUSY
-        body = error_body(error.status, error.message, param=error.param)
+        path = self._head.path if self._head is not None else b""
+        body = error_body(error.status, error.message, param=error.param, path=path)
         self.respond(error.status, [JSON_TYPE, *error.headers], body, linger=unread)
 
     def _linger(self) -> None:

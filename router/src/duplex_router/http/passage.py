@@ -5,8 +5,9 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from duplex_connector.contract import Role
-from duplex_router.turn.core import JSON_TYPE, Client, Core, error_body
+from duplex_router.turn.core import JSON_TYPE, Client, Core
 from duplex_router.turn.legs import Answer, Failure, WholeAnswer
+from duplex_router.wire.api_errors import error_body
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.heads import Headers, RequestHead
 

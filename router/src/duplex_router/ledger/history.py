@@ -1,75 +1,27 @@
 """The content of a request as a chain of digests, so that a later request that shares a beginning is recognised.
 
-Equal JSON gives equal digests, however it was serialised. The chain starts from everything else that decides the
-rendered prompt: tenant, endpoint, model, tools, template arguments. Digests are only a hint of what is worth
-offering to a guarded engine, which proves the tokens itself; they need not withstand attack.
+Equal JSON gives equal digests, however it was serialised. Digests are only a hint of what is worth offering to a
+guarded engine, which proves the tokens itself; they need not withstand attack.
 """
 
 from __future__ import annotations
 
-import array
-from http import HTTPStatus
 from typing import Protocol
 
 import msgspec
 import xxhash
-from msgspec import Raw
 
-from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Fields
-from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
-
-NEUTRAL_FIELDS = frozenset(
-    {
-        "messages",
-        "prompt",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "length_penalty",
-        "logit_bias",
-        "stop_token_ids",
-        "bad_words",
-        "allowed_token_ids",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "prompt_logprobs",
-        "echo",
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "priority",
-        "request_id",
-        "session_id",
-        "conversation_id",
-        "parallel_tool_calls",
-    }
-)
-"""Fields that change neither the prompt's tokens nor their KV. Whatever is not known here counts as deciding them."""
 
 TOKEN_STRIDE = 64
 TEXT_STRIDE = 256
-_ID_BYTES = 4
+ID_BYTES = 4
 _QUOTE = ord('"')
 _ROLE_AND_CONTENT = {"role", "content"}
 
-_decode_messages = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_decode_ids = msgspec.json.Decoder(list[int]).decode
-_canonical = msgspec.json.Encoder(order="deterministic").encode
+canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class History(Protocol):
@@ -97,7 +49,7 @@ class History(Protocol):
 
 
 class Conversation:
-    """A history of messages: one mark a message, `length` in messages."""
+    """A history of chat messages: one mark a message, `length` in messages."""
 
     __slots__ = ("_messages", "length", "marks", "whole")
 
@@ -106,7 +58,7 @@ class Conversation:
         self.marks: list[bytes] = []
         last = seed
         for message in messages:
-            last = xxhash.xxh3_128_digest(last + _message_bytes(message))
+            last = xxhash.xxh3_128_digest(last + self.message_bytes(message))
             self.marks.append(last)
         self.whole = last
         self.length = len(messages)
@@ -117,7 +69,20 @@ class Conversation:
 
     def replied_with(self, length: int, reply: bytes) -> bool:
         """See `History`."""
-        return length < self.length and _sent_reply_digest(self._messages[length]) == reply
+        return length < self.length and self.sent_reply(self._messages[length:]) == reply
+
+    @staticmethod
+    def message_bytes(message: Fields) -> bytes:
+        """Return a message in one canonical form. The usual kind, role and text, needs no decoding into objects."""
+        content = message.get("content")
+        if content is not None and message.keys() == _ROLE_AND_CONTENT and memoryview(content)[0] == _QUOTE:
+            return b"t" + _decode_text(message["role"]).encode() + b"\0" + utf8(_decode_text(content))
+        return b"j" + canonical({name: msgspec.json.decode(value) for name, value in message.items()})
+
+    @staticmethod
+    def sent_reply(messages: list[Fields]) -> bytes:
+        """Return the digest of the reply with which `messages`, not empty, begin; empty where they begin with none."""
+        return _sent_reply_digest(messages[0])
 
     def tokens_at(self, depth: int) -> int | None:  # noqa: ARG002 - only a template knows
         """See `History`."""
@@ -157,60 +122,15 @@ class PlainPrompt:
 
     def tokens_at(self, depth: int) -> int | None:
         """See `History`."""
-        return depth * self._stride if self._unit == _ID_BYTES else None
+        return depth * self._stride if self._unit == ID_BYTES else None
 
     def boundary(self, prompt_tokens: int) -> tuple[tuple[int, int], ...]:  # noqa: ARG002 - text may join at its end
         """See `History`."""
         return ()
 
 
-def read_history(request: Inference, tenant: bytes) -> History | None:
-    """Return a request's history; None where its content is of no kind that can be followed.
-
-    Raises RequestError where the field that should hold the content is missing or malformed, so that no engine need
-    be asked.
-    """
-    name = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
-    raw = request.fields.get(name)
-    if raw is None:
-        if request.endpoint is Endpoint.COMPLETIONS and "prompt_embeds" in request.fields:
-            return None
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is missing.", param=name)
-    seed = _seed(request, tenant)
-    try:
-        return _messages(raw, seed) if name == "messages" else _prompt(raw, seed)
-    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is malformed: {error}.", param=name) from error
-
-
-def _seed(request: Inference, tenant: bytes) -> bytes:
-    state = xxhash.xxh3_128(tenant)
-    state.update(b"\0" + request.endpoint.encode())
-    for name in sorted(request.fields.keys() - NEUTRAL_FIELDS):
-        state.update(b"\0" + name.encode() + b"\0" + _canonical_json(request.fields[name]))
-    return state.digest()
-
-
-def _canonical_json(raw: Raw) -> bytes:
-    return _canonical(msgspec.json.decode(raw))
-
-
-def _messages(raw: Raw, seed: bytes) -> Conversation:
-    messages = _decode_messages(raw)
-    if not messages:
-        raise msgspec.DecodeError("it is empty")
-    return Conversation(messages, seed)
-
-
-def _message_bytes(message: Fields) -> bytes:
-    """Return a message in one canonical form. The usual kind, role and text, needs no decoding into objects."""
-    content = message.get("content")
-    if content is not None and message.keys() == _ROLE_AND_CONTENT and memoryview(content)[0] == _QUOTE:
-        return b"t" + _decode_text(message["role"]).encode() + b"\0" + _utf8(_decode_text(content))
-    return b"j" + _canonical({name: msgspec.json.decode(value) for name, value in message.items()})
-
-
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """Return text as bytes; JSON allows halves of surrogate pairs, which have no UTF-8."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -236,7 +156,7 @@ def _sent_reply_digest(message: Fields) -> bytes:
     content = sent.content or ""
     text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
     functions = [call.function or {} for call in sent.tool_calls or []]
-    return _reply(text, [(each.get("name", ""), each.get("arguments", "")) for each in functions])
+    return digest_of_reply(text, [(each.get("name", ""), each.get("arguments", "")) for each in functions])
 
 
 def reply_digest(reply: Reply) -> bytes:
@@ -246,18 +166,9 @@ def reply_digest(reply: Reply) -> bytes:
     handles of one and the same prompt.
     """
     calls = [(call.name, call.arguments) for _, call in sorted(reply.tool_calls.items())]
-    return _reply(reply.text, calls)
+    return digest_of_reply(reply.text, calls)
 
 
-def _reply(text: str, calls: list[tuple[str, str]]) -> bytes:
-    return xxhash.xxh3_128_digest(_canonical([text, calls]))
-
-
-def _prompt(raw: Raw, seed: bytes) -> PlainPrompt | None:
-    start = bytes(memoryview(raw)[:64])
-    if start[:1] == b'"':
-        return PlainPrompt(_utf8(_decode_text(raw)), seed, stride=TEXT_STRIDE, unit=1)
-    if start[:1] == b"[" and start[1:].lstrip()[:1] not in (b"[", b'"'):
-        ids = array.array("I", _decode_ids(raw))
-        return PlainPrompt(ids.tobytes(), seed, stride=TOKEN_STRIDE, unit=_ID_BYTES)
-    return None
+def digest_of_reply(text: str, calls: list[tuple[str, str]]) -> bytes:
+    """Return the digest of a reply's text and its calls, each a name and its arguments."""
+    return xxhash.xxh3_128_digest(canonical([text, calls]))

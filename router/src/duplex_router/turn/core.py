@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Protocol
-
-import msgspec
 
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.ledger import Ledger
@@ -97,19 +94,3 @@ class Core:
     def __post_init__(self) -> None:
         """Build what is made of the other parts."""
         self.offers = Offers(self.fleet, self.ledger, self.templates)
-
-
-ERROR_TYPES = {
-    HTTPStatus.BAD_REQUEST: "invalid_request_error",
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
-
-
-def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-    """Return an error in the shape of OpenAI's API."""
-    kind = ERROR_TYPES.get(HTTPStatus(status))
-    if kind is None:
-        kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -5,13 +5,24 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Protocol
 
-from duplex_router.wire.body import BodyReader
+from duplex_router.wire.api_errors import error_event
+from duplex_router.wire.body import BodyReader, chunk
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.heads import ResponseHead
+from duplex_router.wire.inference import Endpoint
+from duplex_router.wire.messages import MessagesObserver
 from duplex_router.wire.reply import Observer
+from duplex_router.wire.responses import ResponsesObserver
 from duplex_router.wire.stream import StreamRelay
 
 from .legs import MAX_ANSWER_BYTES, Answer, Exchange, Failure
+
+OBSERVERS: dict[Endpoint, type[Observer]] = {
+    Endpoint.CHAT: Observer,
+    Endpoint.COMPLETIONS: Observer,
+    Endpoint.RESPONSES: ResponsesObserver,
+    Endpoint.MESSAGES: MessagesObserver,
+}
 
 
 class DecodeListener(Protocol):
@@ -50,13 +61,14 @@ class DecodeLeg:
     """
 
     __slots__ = (
-        "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size", "_started", "exchange",
-        "observer",
+        "_endpoint", "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size", "_started",
+        "exchange", "observer",
     )  # fmt: skip
 
-    def __init__(self, listener: DecodeListener, silence_seconds: float) -> None:
+    def __init__(self, listener: DecodeListener, endpoint: Endpoint, silence_seconds: float) -> None:
         self._listener = listener
         self._silence = silence_seconds
+        self._endpoint = endpoint
         self._head: ResponseHead | None = None
         self._relay: StreamRelay | None = None
         self._reader: BodyReader | None = None
@@ -64,8 +76,13 @@ class DecodeLeg:
         self._held: list[bytes] = []
         self._size = 0
         self._started = False
-        self.observer = Observer()
+        self.observer = OBSERVERS[endpoint]()
         self.exchange: Exchange | None = None
+
+    def broken_event(self, message: str) -> bytes:
+        """Return the chunk that tells a client why its stream ends here."""
+        path, sequence = self._endpoint.encode(), self.observer.next_sequence
+        return chunk(error_event(HTTPStatus.BAD_GATEWAY, message, path=path, sequence=sequence))
 
     def answered(self, head: ResponseHead) -> None:
         """See `Receiver`."""

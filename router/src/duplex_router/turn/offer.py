@@ -67,6 +67,8 @@ class Templates:
         """Return the slack for a request; a plain prompt has no template."""
         if request.endpoint is Endpoint.COMPLETIONS:
             return 0
+        if request.endpoint is not Endpoint.CHAT:
+            return None  # vLLM turns these into chat messages by rules of its own, which no probe has seen
         return self._slack.get((revision, "tools" in request.fields))
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
-from duplex_router.ledger.history import History, read_history
+from duplex_router.ledger.history import History
+from duplex_router.ledger.reading import read_history
 from duplex_router.wire.heads import Headers
 from duplex_router.wire.inference import Inference
 
@@ -29,6 +30,9 @@ class Subject:
     def __post_init__(self) -> None:
         """Read the history."""
         self.history = read_history(self.request, self.tenant)
+        if not (self.guarded or self.request.tells_handle or self.request.whole):
+            # A stock engine that is handed KV holds the turn's in its turn, and here nobody could ever name that hold.
+            self.request.whole = "untold-handle"
 
     @property
     def guarded(self) -> bool:
@@ -36,9 +40,15 @@ class Subject:
         return self.document.model.connector is ConnectorKind.GUARDED
 
     @property
+    def shares_token_ids(self) -> bool:
+        """Whether decode is given prefill's token ids. All engines that the guarded connector runs on take them."""
+        return self.guarded and self.request.takes_token_ids
+
+    @property
     def ttl(self) -> float:
         """For how many seconds decode shall hold the finished turn; 0: not at all."""
         policy = self.document.policy
         followed = self.history is not None and bool(self.history.marks)
-        kept = policy.bidirectional and not self.request.whole and followed
-        return policy.ttl_seconds if kept and (policy.streams or not self.request.stream) else 0
+        told = self.request.tells_handle and (policy.streams or not self.request.stream)
+        kept = policy.bidirectional and not self.request.whole and followed and told
+        return policy.ttl_seconds if kept else 0

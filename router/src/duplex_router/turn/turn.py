@@ -9,12 +9,12 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from duplex_router.fleet.engines import Engine
-from duplex_router.wire.body import chunk
+from duplex_router.wire.api_errors import engines_error, error_body
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
-from .core import JSON_TYPE, Client, Core, error_body
+from .core import JSON_TYPE, Client, Core
 from .decode import DecodeLeg
 from .legs import Answer, Exchange, Failure, WholeAnswer
 from .offering import Offering
@@ -99,7 +99,8 @@ class Turn:
         self._prefill_engine = self._engine = engine
         params = self._offering.params_for(engine) or MISS
         receiver = WholeAnswer(self._prefill_ended)
-        self._send(engine, self._subject.request.prefill_body(params), receiver, self._core.settings.prefill_seconds)
+        body = self._subject.request.prefill_body(params, token_ids=self._subject.shares_token_ids)
+        self._send(engine, body, receiver, self._core.settings.prefill_seconds)
 
     def _tokens(self) -> int:
         return self._subject.request.size // BYTES_PER_TOKEN + 1
@@ -110,11 +111,10 @@ class Turn:
         if self._phase is Phase.PREFILL:
             self._waiting = self._tokens()
             engine.waiting_tokens += self._waiting
-        path = self._subject.request.endpoint.encode()
         # What reads a hand-off, or a stock engine's handle, must not be sent twice: the second would read freed memory.
         repeatable = self._phase is Phase.PREFILL and (self._subject.guarded or not self._offering.live)
         self._exchange = self._core.transport.request(
-            engine, path, self._subject.headers, body, receiver, seconds=seconds, repeatable=repeatable
+            engine, self._path, self._subject.headers, body, receiver, seconds=seconds, repeatable=repeatable
         )
         receiver.exchange = self._exchange
 
@@ -184,9 +184,10 @@ class Turn:
         elif self._hand_off is None:
             params = decode_alone(self._subject.ttl)
         else:
-            params = hand_off_to_decode(self._hand_off, self._subject.ttl)
+            ids = self._answer.token_ids if self._answer is not None and self._subject.shares_token_ids else None
+            params = hand_off_to_decode(self._hand_off, self._subject.ttl, ids)
         settings = self._core.settings
-        self._decoder = DecodeLeg(self, settings.silence_seconds)
+        self._decoder = DecodeLeg(self, self._subject.request.endpoint, settings.silence_seconds)
         self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)
 
     def _hander(self) -> str:
@@ -251,7 +252,8 @@ class Turn:
         self._keep_handle(engine)
         if self._watched:
             message = f"The decode engine failed ({failure.value}) while it answered."
-            self._client.write(chunk(b"data: %b\n\n" % error_body(HTTPStatus.BAD_GATEWAY, message)))
+            if self._decoder is not None:
+                self._client.write(self._decoder.broken_event(message))
             self._client.break_off()
         self._finish(HTTPStatus.BAD_GATEWAY)
 
@@ -324,6 +326,10 @@ class Turn:
             self._exchange.abort()
         self._leg_ended()
 
+    @property
+    def _path(self) -> bytes:
+        return self._subject.request.endpoint.encode()
+
     def _own_headers(self) -> Headers:
         return self._offering.outcome.headers(self._subject.request_id)
 
@@ -332,13 +338,14 @@ class Turn:
 
     def _pass_on(self, answer: Answer) -> None:
         if self._watched:
-            self._client.respond(answer.status, self._passed_headers(answer.head), answer.body)
+            body = engines_error(answer.status, answer.body, self._path)
+            self._client.respond(answer.status, self._passed_headers(answer.head), body)
         self._finish(answer.status)
 
     def _fail(self, status: HTTPStatus, message: str) -> None:
         if self._watched:
             headers = [JSON_TYPE, (b"retry-after", b"1"), *self._own_headers()]
-            self._client.respond(status, headers, error_body(status, message))
+            self._client.respond(status, headers, error_body(status, message, path=self._path))
         self._finish(status)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:

@@ -16,6 +16,7 @@ from duplex_connector.contract import SESSION_FIELDS, Params
 
 from .errors import RequestError, WireError
 from .fields import Fields, Piece, is_null, join_fields, repeated_key, split_object
+from .whole import why_whole
 
 
 class Endpoint(StrEnum):
@@ -23,30 +24,66 @@ class Endpoint(StrEnum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
 
 
-LEG_OWN_FIELDS = frozenset(
-    {
-        "stream",
-        "stream_options",
-        "max_tokens",
+@dataclass(frozen=True, slots=True)
+class _Legs:
+    """What each leg of an endpoint has of its own.
+
+    `own`: fields that shape the answer but not the KV: the decode leg has the client's, the prefill leg `prefill`.
+    `decode`: what the decode leg has whatever the client says.
+    """
+
+    own: frozenset[str]
+    prefill: bytes
+    decode: bytes = b""
+
+
+_COMMON_OWN = frozenset({"stream", "stream_options", "max_tokens"})
+_COMPLETION = _Legs(
+    own=_COMMON_OWN
+    | {
         "max_completion_tokens",
         "min_tokens",
         "n",
         "best_of",
         "logprobs",
         "top_logprobs",
+        "logprob_token_ids",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "return_prompt_text",
+        "return_weight_versions",
         "stop",
-    }
+    },
+    prefill=b'"max_tokens":1,"stream":false',
 )
-"""Fields that shape the answer but not the KV: the decode leg has the client's, the prefill leg has its own."""
+_LEGS = {
+    Endpoint.CHAT: _COMPLETION,
+    Endpoint.COMPLETIONS: _COMPLETION,
+    # A stored response lives in the memory of the one engine that made it and would never be found again.
+    Endpoint.RESPONSES: _Legs(
+        own=frozenset({"stream", "stream_options", "max_output_tokens", "top_logprobs", "include", "stop", "store"}),
+        prefill=b'"max_output_tokens":1,"stream":false,"store":false',
+        decode=b'"store":false',
+    ),
+    Endpoint.MESSAGES: _Legs(own=_COMMON_OWN | {"stop_sequences"}, prefill=b'"max_tokens":1,"stream":false'),
+}
 
-PREFILL_FIELDS = b'"max_tokens":1,"stream":false'
+_FOREIGN_FIELDS = (Params.FIELD, Params.ENCODER_FIELD)
+"""What names an engine's memory: the router's to say, never a client's."""
 
-_UNIQUE_FIELDS = LEG_OWN_FIELDS | {"model", "messages", "prompt", Params.FIELD, *SESSION_FIELDS}
+_STATE_FIELDS = ("previous_response_id", "background", "conversation")
+"""What would make an engine remember something for a later request, which may come to another one."""
+
+_UNIQUE_FIELDS = {
+    endpoint: legs.own | {"model", "messages", "prompt", "input", *_STATE_FIELDS, *_FOREIGN_FIELDS, *SESSION_FIELDS}
+    for endpoint, legs in _LEGS.items()
+}
 _TRUE = b"true"
 _FALSE = b"false"
-_ONE = b"1"
 
 
 @dataclass(slots=True)
@@ -54,8 +91,7 @@ class Inference:
     """One inference request.
 
     `fields`: what both legs share, as it came, and `common` the same as it stands between braces; `own`: the client's
-    values of what each leg has for itself. `whole`: why the turn cannot be split into two legs, empty where it can:
-    several sequences would read one hand-off, and prompt log-probabilities need the whole prompt computed.
+    values of what each leg has for itself. `whole`: why the turn cannot be split into two legs, empty where it can.
     """
 
     endpoint: Endpoint
@@ -68,16 +104,32 @@ class Inference:
     whole: str
     common: bytes
 
-    def prefill_body(self, params: bytes) -> list[bytes]:
-        """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params."""
-        tail = b',%b,"%b":%b}' % (PREFILL_FIELDS, Params.FIELD.encode(), params)
-        return [b"{", self.common, tail]
+    @property
+    def tells_handle(self) -> bool:
+        """Whether the answer carries the handle. vLLM 0.33 streams Anthropic's events without it."""
+        return not (self.stream and self.endpoint is Endpoint.MESSAGES)
+
+    @property
+    def takes_token_ids(self) -> bool:
+        """Whether decode can be given prefill's token ids, sparing it template and tokenizer (chat, vLLM >= 0.32)."""
+        return self.endpoint is Endpoint.CHAT
+
+    def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[bytes]:
+        """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params.
+
+        `token_ids`: the answer shall name the prompt's.
+        """
+        own = _LEGS[self.endpoint].prefill + (b',"return_token_ids":true' if token_ids else b"")
+        return [b"{", self.common, b',%b,"%b":%b}' % (own, Params.FIELD.encode(), params)]
 
     def decode_body(self, params: bytes | None) -> list[bytes]:
         """Return the decode leg's body: the client's own values, with `params` as its kv_transfer_params."""
         pieces = [b"{", self.common]
         if self.own:
             pieces += [b",", join_fields(self.own)]
+        decode = _LEGS[self.endpoint].decode
+        if decode:
+            pieces += [b",", decode]
         pieces.append(b',"%b":%b}' % (Params.FIELD.encode(), params) if params is not None else b"}")
         return pieces
 
@@ -89,20 +141,28 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
     except WireError as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The body must be one JSON object: {error}.") from error
     twice = repeated_key(body, fields)
-    if twice in _UNIQUE_FIELDS:
+    if twice in _UNIQUE_FIELDS[endpoint]:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"Send the field {twice!r} once.", param=twice)
-    fields.pop(Params.FIELD, None)
+    for name in _FOREIGN_FIELDS:
+        fields.pop(name, None)
     _refuse_smuggled_params(fields)
-    own = {name: fields.pop(name) for name in LEG_OWN_FIELDS & fields.keys()}
+    if endpoint is Endpoint.RESPONSES:
+        _refuse_state(fields)
+    legs = _LEGS[endpoint]
+    own = {name: fields.pop(name) for name in legs.own & fields.keys()}
+    whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES)
+    stream = _stream(own)
+    if legs.decode:
+        own.pop("store", None)
     return Inference(
         endpoint=endpoint,
         fields=fields,
         own=own,
         size=len(body),
         model=_model(fields),
-        stream=_stream(own),
+        stream=stream,
         session=_session(fields),
-        whole=_why_whole(endpoint, fields, own),
+        whole=whole,
         # vLLM takes a null model for its default one: keeps the commas right where the client shares no field.
         common=join_fields(fields) or b'"model":null',
     )
@@ -111,10 +171,23 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
 def _refuse_smuggled_params(fields: Fields) -> None:
     # vLLM merges vllm_xargs into the same dict of extra arguments (chat_completion/protocol.py, 0.33.0).
     extra = fields.get("vllm_xargs")
-    if extra is not None and Params.FIELD.encode() in bytes(extra):
-        raise RequestError(
-            HTTPStatus.BAD_REQUEST, f"vllm_xargs must not hold {Params.FIELD}: the router sets it.", param="vllm_xargs"
-        )
+    if extra is None:
+        return
+    for name in _FOREIGN_FIELDS:
+        if name.encode() in bytes(extra):
+            message = f"vllm_xargs must not hold {name}: the router sets it."
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="vllm_xargs")
+
+
+def _refuse_state(fields: Fields) -> None:
+    for name in _STATE_FIELDS:
+        raw = fields.get(name)
+        if raw is not None and not is_null(raw) and bytes(raw) != _FALSE:
+            message = (
+                f"{name} is not supported: engines behind this router keep no responses. Send the whole conversation "
+                "as input, with store false."
+            )
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
 
 
 def _model(fields: Fields) -> str | None:
@@ -136,25 +209,3 @@ def _stream(own: Fields) -> bool:
 
 def _session(fields: Fields) -> bytes:
     return next((bytes(fields[name]) for name in SESSION_FIELDS if name in fields), b"")
-
-
-def _asks(fields: Fields, name: str, *, unless: tuple[bytes, ...] = ()) -> bool:
-    raw = fields.get(name)
-    return raw is not None and not is_null(raw) and bytes(raw) not in unless
-
-
-def _why_whole(endpoint: Endpoint, fields: Fields, own: Fields) -> str:
-    if _asks(own, "n", unless=(_ONE,)) or _asks(own, "best_of", unless=(_ONE,)):
-        return "several-sequences"
-    if _asks(fields, "use_beam_search", unless=(_FALSE,)):
-        return "several-sequences"
-    if _asks(fields, "prompt_logprobs") or _asks(fields, "echo", unless=(_FALSE,)):
-        return "prompt-logprobs"
-    if endpoint is Endpoint.COMPLETIONS and _has_several_prompts(bytes(fields.get("prompt", b""))[:64]):
-        return "several-prompts"
-    return ""
-
-
-def _has_several_prompts(start: bytes) -> bool:
-    # One prompt is a string or a list of numbers; a list of strings or of lists holds several.
-    return start[:1] == b"[" and start[1:].lstrip()[:1] in (b'"', b"[")

@@ -50,7 +50,16 @@ class _EngineParams(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    """OpenAI's counts, or Anthropic's, whose input leaves out what came from a cache."""
+
     prompt_tokens: int = 0
+    input_tokens: int = 0
+    cache_read_input_tokens: int | None = 0
+    cache_creation_input_tokens: int | None = 0
+
+    def prompt(self) -> int:
+        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return self.prompt_tokens or self.input_tokens + cached
 
 
 class _Choice(msgspec.Struct):
@@ -58,20 +67,34 @@ class _Choice(msgspec.Struct):
 
 
 class _PrefillBody(msgspec.Struct):
+    """An answer of any of the endpoints: with choices, a response with its status, or a message by its type."""
+
     choices: list[_Choice] = []
+    status: str = ""
+    type: str = ""
     usage: _Usage | None = None
+    prompt_token_ids: Raw = Raw(NULL)
     kv_transfer_params: Raw = Raw(NULL)
+
+    def failed(self) -> bool:
+        if self.choices:
+            return any(choice.finish_reason == "error" for choice in self.choices)
+        return self.status not in ("completed", "incomplete") and self.type != "message"
 
 
 @dataclass(slots=True)
 class PrefillAnswer:
-    """A prefill engine's answer: its hand-off (None where it holds nothing), and what it did."""
+    """A prefill engine's answer: its hand-off (None where it holds nothing), and what it did.
+
+    `token_ids`: the prompt's, as JSON, where they were asked for.
+    """
 
     failed: bool
     hand_off: bytes | None
     prompt_tokens: int
     cached_tokens: int | None
     report: PulledReport | None
+    token_ids: bytes | None = None
 
 
 _decode_prefill = msgspec.json.Decoder(_PrefillBody).decode
@@ -87,11 +110,12 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a prefill answer: {error}") from error
     return PrefillAnswer(
-        failed=not answer.choices or any(choice.finish_reason == "error" for choice in answer.choices),
+        failed=answer.failed(),
         hand_off=bytes(answer.kv_transfer_params) if given else None,
-        prompt_tokens=answer.usage.prompt_tokens if answer.usage else 0,
+        prompt_tokens=answer.usage.prompt() if answer.usage else 0,
         cached_tokens=told.cached,
         report=told.duplex,
+        token_ids=None if is_null(answer.prompt_token_ids) else bytes(answer.prompt_token_ids),
     )
 
 
@@ -107,9 +131,15 @@ def _number(value: float) -> bytes:
     return msgspec.json.encode(int(value) if value == int(value) else value)
 
 
-def hand_off_to_decode(params: bytes, ttl_seconds: float) -> bytes:
-    """Return a prefill engine's params for the decode leg, asking that the finished turn be held for `ttl_seconds`."""
-    return _with_duplex(split_object(params), {Duplex.TTL: _number(ttl_seconds)})
+def hand_off_to_decode(params: bytes, ttl_seconds: float, token_ids: bytes | None = None) -> bytes:
+    """Return a prefill engine's params for the decode leg, asking that the finished turn be held for `ttl_seconds`.
+
+    `token_ids`: the prompt's, which vLLM >= 0.32 then takes instead of rendering the messages again.
+    """
+    fields: dict[str, Raw | bytes] = dict(split_object(params))
+    if token_ids is not None:
+        fields[Params.PROMPT_TOKEN_IDS] = token_ids
+    return _with_duplex(fields, {Duplex.TTL: _number(ttl_seconds)})
 
 
 def decode_alone(ttl_seconds: float) -> bytes:

@@ -122,6 +122,10 @@ class Reply:
         """The reply's content; empty where there is none."""
         return "".join(self._text)
 
+    def say(self, text: str) -> None:
+        """Take text that follows what there is."""
+        self._text.append(text)
+
     def add(self, choice: _Choice) -> None:
         """Take a choice of an event or of a whole answer."""
         message = choice.delta or choice.message
@@ -141,9 +145,12 @@ class Reply:
 
 
 class Observer:
-    """Keeps what a turn needs of the answer that passes: the handle, the usage, the reply, whether it failed."""
+    """Keeps what a turn needs of the answer that passes: the handle, the usage, the reply, whether it failed.
 
-    __slots__ = ("failed", "handle", "reply", "spoke", "usage")
+    `next_sequence`: the number of the next event, in a stream that numbers them.
+    """
+
+    __slots__ = ("failed", "handle", "next_sequence", "reply", "spoke", "usage")
 
     def __init__(self) -> None:
         self.handle: bytes | None = None
@@ -151,6 +158,7 @@ class Observer:
         self.reply = Reply()
         self.failed = False
         self.spoke = False
+        self.next_sequence = 0
 
     def pass_on(self, data: bytes) -> bytes:
         """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
