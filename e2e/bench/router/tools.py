@@ -177,7 +177,9 @@ def _facts(program: str) -> tuple[str, bool] | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     version, _, options = ran.stdout.partition(" ")
-    return version, "--enable-optimizations" in options
+    # Debian's rules run `make profile-opt`, of which its configuration does not speak.
+    debian = program == _DEBIAN_PYTHON and Path("/etc/debian_version").exists()
+    return version, debian or "--enable-optimizations" in options
 
 
 def versions() -> dict[str, str]:

@@ -161,6 +161,19 @@ def get(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
 
 
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    """Read one answer of a connection that goes on."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    body = b""
+    if b"transfer-encoding: chunked" in head:
+        while not body.endswith(b"0\r\n\r\n"):
+            body += await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+    else:
+        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        body = await asyncio.wait_for(reader.readexactly(int(length or b"0")), 20)
+    return head + body
+
+
 def parts(answer: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")

@@ -115,7 +115,7 @@ class ScriptedTransport:
         self,
         engine: Engine,
         path: bytes,
-        headers: Headers,  # noqa: ARG002 - the interface has it
+        headers: bytes,  # noqa: ARG002 - the interface has it
         body: list[bytes],
         receiver: Receiver,
         *,

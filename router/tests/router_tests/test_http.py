@@ -28,6 +28,7 @@ from .raw_site import (
     get,
     parts,
     post,
+    read_answer,
     site,
     stream_of,
 )
@@ -85,17 +86,34 @@ async def test_methods_that_ask_about_a_path(tmp_path: Path) -> None:
         assert parts(await under_test.exchange(get("/health")))[0] == 200
 
 
-async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+async def test_requests_follow_one_another_on_a_connection(tmp_path: Path) -> None:
     async with site(tmp_path) as under_test:
-        wire = post(close=False) + get("/v1/nothing").replace(b"connection: close\r\n", b"") + get("/health")
-        answer = await under_test.exchange(wire)
-        assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"404", b"200"]
+        reader, writer = await under_test.open()
+        statuses = []
+        for wire in (post(close=False), post(b"{", close=False), b"\r\n" + post(close=False), get("/health")):
+            writer.write(wire)
+            statuses.append(parts(await read_answer(reader))[0])
+        assert statuses == [200, 400, 200, 200]
+        assert await reader.read() == b""
+        writer.close()
 
 
-async def test_a_refused_request_leaves_the_connection_usable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follows", [post(), get("/health"), b"x", post() * 500])
+async def test_a_request_before_the_last_ones_answer_is_not_read(tmp_path: Path, follows: bytes) -> None:
     async with site(tmp_path) as under_test:
-        answer = await under_test.exchange(post(b"{", close=False) + post())
-        assert answer.count(b"HTTP/1.1 400") == answer.count(b"HTTP/1.1 200") == 1
+        answer = await under_test.exchange(post(close=False) + follows)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200"]
+        assert parts(answer)[2], "the answer is whole"
+        assert under_test.touched == 2
+
+
+async def test_an_empty_line_after_a_body_is_no_request(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        reader, writer = await under_test.open()
+        for _ in range(2):
+            writer.write(post(close=False) + b"\r\n")
+            assert b"connection: close" not in await read_answer(reader)
+        writer.close()
 
 
 async def test_a_chunked_request_body_and_expect_100_continue(tmp_path: Path) -> None:
@@ -275,8 +293,8 @@ async def test_a_slow_reader_holds_the_engine_back_in_bounded_memory(tmp_path: P
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_split_of_an_exchange_gives_the_same_answer(tmp_path: Path, data: st.DataObject) -> None:
-    wire = post({**OK_CHAT, "stream": True}, close=False) + post(OK_CHAT, "/v1/chat/completions", "x-request-id: b")
-    pieces = cut(data, wire)
+    streamed = cut(data, post({**OK_CHAT, "stream": True}, close=False))
+    whole = cut(data, post(OK_CHAT, "/v1/chat/completions", "x-request-id: b"))
     answered = stream_of("hello \u00e4")
     answer_pieces = cut(data, answered)
 
@@ -289,20 +307,21 @@ def test_any_split_of_an_exchange_gives_the_same_answer(tmp_path: Path, data: st
             await writer.drain()
             await asyncio.sleep(0)
 
-    async def run() -> bytes:
+    async def run() -> list[bytes]:
         async with site(tmp_path) as under_test:
             under_test.decode.handler = answer
             reader, writer = await under_test.open()
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.001)
-            found = await asyncio.wait_for(reader.read(), 20)
+            found = []
+            for pieces in (streamed, whole):
+                for piece in pieces:
+                    writer.write(piece)
+                    await asyncio.sleep(0.001)
+                found.append(await read_answer(reader))
             writer.close()
             return found
 
-    found = asyncio.run(run())
-    first, _, second = found.partition(b"0\r\n\r\n")
+    first, second = asyncio.run(run())
     assert json.dumps("hello \u00e4").encode() in first
-    assert b"remote_request_id" not in found
+    assert b"remote_request_id" not in first + second
     assert parts(second)[0] == 200
     assert json.loads(parts(second)[2])["choices"][0]["message"]["content"] == "hello"

@@ -12,6 +12,7 @@ from duplex_router.http.connection import ClientConnection, Work
 from duplex_router.http.settings import ServerSettings
 from duplex_router.turn.core import JSON_TYPE
 from duplex_router.wire.errors import RequestError
+from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import RequestHead
 
 from .metrics import CONTENT_TYPE, render
@@ -36,7 +37,7 @@ class AdminApp:
         if head.method not in (b"GET", b"HEAD"):
             raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED, "Use GET here.", headers=((b"allow", b"GET, HEAD"),))
 
-    def serve(self, head: RequestHead, body: bytes, client: ClientConnection) -> Work | None:  # noqa: ARG002 - none here
+    def serve(self, head: RequestHead, body: Piece, client: ClientConnection) -> Work | None:  # noqa: ARG002 - none here
         """See `Application`."""
         state = self._state
         if head.path == b"/healthz":

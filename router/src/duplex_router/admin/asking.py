@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from duplex_router.fleet.engines import Engine
-from duplex_router.turn.core import JSON_TYPE
 from duplex_router.turn.legs import Answer, Failure, Transport, WholeAnswer
+
+_LINES = b"content-type: application/json\r\n"
 
 
 async def ask(
@@ -26,7 +27,7 @@ async def ask(
             future.set_result(result)
 
     receiver = WholeAnswer(done)
-    receiver.exchange = transport.request(engine, path, [JSON_TYPE], [body], receiver, seconds=seconds, method=method)
+    receiver.exchange = transport.request(engine, path, _LINES, [body], receiver, seconds=seconds, method=method)
     try:
         return await future
     except asyncio.CancelledError:

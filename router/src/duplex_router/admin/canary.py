@@ -18,7 +18,6 @@ import msgspec
 
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import FleetDocument
-from duplex_router.turn.core import JSON_TYPE
 from duplex_router.turn.counters import Counters
 from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
@@ -109,8 +108,8 @@ class Canary:
         listener = _Listener()
         request_id = f"canary-{secrets.token_hex(8)}".encode()
         request = parse_inference(Endpoint.CHAT, msgspec.json.encode(fields))
-        own_headers = [JSON_TYPE, (Header.REQUEST_ID.encode(), request_id)]
-        subject = Subject(request, document, _TENANT, own_headers, request_id, revision)
+        lines = b"content-type: application/json\r\nx-request-id: %b\r\n" % request_id
+        subject = Subject(request, document, _TENANT, lines, request_id, revision)
         turn = Turn(self._core, subject, listener)
         turn.start()
         try:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import re
 from http import HTTPStatus
 
 import msgspec
 
-from duplex_connector.contract import Header
-from duplex_router.fleet.document import FleetDocument, Tenancy
+from duplex_router.fleet.document import FleetDocument
 from duplex_router.turn.core import JSON_TYPE, Core
 from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
 from duplex_router.wire.errors import RequestError
-from duplex_router.wire.heads import Headers, RequestHead
+from duplex_router.wire.fields import Piece
+from duplex_router.wire.heads import RequestHead
 from duplex_router.wire.inference import Endpoint, parse_inference
 
+from .caller import caller_of
 from .connection import ClientConnection, Work
 from .passage import Passage
 from .settings import ServerSettings
@@ -29,10 +27,8 @@ PASSED_POST = frozenset({b"/tokenize", b"/detokenize"})
 PASSED_GET = frozenset({b"/version"})
 HEALTH = frozenset({b"/health", b"/ping"})
 MODELS = b"/v1/models"
-_GET = b"GET, HEAD, OPTIONS"
-_POST = b"POST, OPTIONS"
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
-_FORWARDED = (b"authorization", b"traceparent", b"tracestate", Header.SESSION_ID.encode())
+_GET = (b"GET", b"HEAD", b"OPTIONS")
+_POST = (b"POST", b"OPTIONS")
 _NOT_READY = "There is no usable fleet document yet: check the router's --serving or --fleet, and its log."
 
 
@@ -48,16 +44,18 @@ class App:
     def accepts(self, head: RequestHead) -> None:
         """See `Application`."""
         allowed = _allowed(head.path)
+        if head.method in allowed:
+            return
         if not allowed:
             raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {head.path.decode('latin-1')} here.")
-        if head.method.decode() not in allowed.decode().split(", "):
-            message = f"Use one of {allowed.decode()} here."
-            raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=((b"allow", allowed),))
+        names = b", ".join(allowed)
+        message = f"Use one of {names.decode()} here."
+        raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=((b"allow", names),))
 
-    def serve(self, head: RequestHead, body: bytes, client: ClientConnection) -> Work | None:
+    def serve(self, head: RequestHead, body: Piece, client: ClientConnection) -> Work | None:
         """See `Application`."""
         if head.method == b"OPTIONS":
-            client.respond(HTTPStatus.NO_CONTENT, [(b"allow", _allowed(head.path))], b"")
+            client.respond(HTTPStatus.NO_CONTENT, [(b"allow", b", ".join(_allowed(head.path)))], b"")
             return None
         if head.path in HEALTH:
             client.respond(HTTPStatus.OK if self.serves() else HTTPStatus.SERVICE_UNAVAILABLE, [], b"")
@@ -70,7 +68,7 @@ class App:
             return None
         endpoint = INFERENCE.get(head.path)
         if endpoint is None:
-            return Passage.start(self.core, head, body, client, self._forwarded(head, self._request_id(head)))
+            return Passage.start(self.core, head, body, client, caller_of(head))
         return self._turn(endpoint, head, body, client, document)
 
     def serves(self) -> bool:
@@ -79,7 +77,7 @@ class App:
         return fleet.document is not None and any(fleet.complete(each.name) for each in fleet.document.revisions)
 
     def _turn(
-        self, endpoint: Endpoint, head: RequestHead, body: bytes, client: ClientConnection, document: FleetDocument
+        self, endpoint: Endpoint, head: RequestHead, body: Piece, client: ClientConnection, document: FleetDocument
     ) -> Work:
         if self.core.counters.in_flight >= self.settings.max_turns:
             message = "Too many requests are under way; try again."
@@ -88,25 +86,14 @@ class App:
         if request.model is not None and request.model != document.model.name:
             message = f"The model {request.model!r} is not served here; served: {document.model.name!r}."
             raise RequestError(HTTPStatus.NOT_FOUND, message, param="model")
-        if not request.session:
-            request.session = head.headers.get(Header.SESSION_ID.encode(), b"")
-        request_id = self._request_id(head)
-        subject = Subject(request, document, tenant_of(head, document), self._forwarded(head, request_id), request_id)
+        caller = caller_of(head)
+        request.session = request.session or caller.session
+        request_id = caller.request_id()
+        lines = b"%bx-request-id: %b\r\n" % (caller.lines, request_id)
+        subject = Subject(request, document, caller.tenant(document.policy.tenancy), lines, request_id)
         turn = Turn(self.core, subject, client)
         turn.start()
         return turn
-
-    def _request_id(self, head: RequestHead) -> bytes:
-        given = head.headers.get(Header.REQUEST_ID.encode(), b"")
-        return given if _REQUEST_ID.match(given) else os.urandom(16).hex().encode()
-
-    def _forwarded(self, head: RequestHead, request_id: bytes) -> Headers:
-        headers = [JSON_TYPE, (Header.REQUEST_ID.encode(), request_id)]
-        for name in _FORWARDED:
-            value = head.headers.get(name)
-            if value is not None:
-                headers.append((name, value))
-        return headers
 
     def _models(self, head: RequestHead, document: FleetDocument, client: ClientConnection) -> None:
         model = {"id": document.model.name, "object": "model", "created": 0, "owned_by": "duplex"}
@@ -133,18 +120,10 @@ class App:
             connection.drain()
 
 
-def _allowed(path: bytes) -> bytes:
+def _allowed(path: bytes) -> tuple[bytes, ...]:
+    """Return the methods that a path takes; none where there is no such path."""
     if path in INFERENCE or path in PASSED_POST:
         return _POST
     if path in HEALTH or path in PASSED_GET or path == MODELS or path.startswith(MODELS + b"/"):
         return _GET
-    return b""
-
-
-def tenant_of(head: RequestHead, document: FleetDocument) -> bytes:
-    """Return what stands for the request's tenant: a digest, so that no secret is kept."""
-    tenancy = document.policy.tenancy
-    if tenancy is Tenancy.NONE:
-        return b""
-    name = b"authorization" if tenancy is Tenancy.AUTHORIZATION else Header.TENANT.encode()
-    return hashlib.blake2b(head.headers.get(name, b""), digest_size=16, person=b"duplex-tenant").digest()
+    return ()

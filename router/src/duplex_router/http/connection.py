@@ -13,13 +13,14 @@ from duplex_router.turn.core import JSON_TYPE
 from duplex_router.wire.api_errors import error_body
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.errors import RequestError, WireError
+from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import (
     HEAD_END,
     MAX_HEAD_BYTES,
     Headers,
     RequestHead,
     parse_request_head,
-    render_head,
+    render_fields,
     status_line,
 )
 
@@ -27,9 +28,13 @@ from .settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-MAX_PIPELINED_BYTES = 64 * 1024
+MAX_UNREAD_BYTES = 64 * 1024
 WRITE_HIGH_WATER = 256 * 1024
 LINGER_SECONDS = 2.0
+_SCRATCH = memoryview(bytearray(64 * 1024))
+"""What is read into, and copied from at once."""
+
+_NOTHING = bytearray()
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -63,7 +68,7 @@ class Application(Protocol):
         """Check a request before its body is read. Raises RequestError."""
         ...
 
-    def serve(self, head: RequestHead, body: bytes, client: ClientConnection) -> Work | None:
+    def serve(self, head: RequestHead, body: Piece, client: ClientConnection) -> Work | None:
         """Answer a request through `client`, now or later. Raises RequestError. None: it has been answered."""
         ...
 
@@ -77,12 +82,16 @@ class State(Enum):
     CLOSED = auto()
 
 
-class ClientConnection(asyncio.Protocol):
-    """See `Client` for how answers are given."""
+class ClientConnection(asyncio.BufferedProtocol):
+    """See `Client` for how answers are given.
+
+    Heads and chunked bodies are read by way of one buffer for all connections; a body of known length goes straight
+    to where it stays.
+    """
 
     __slots__ = (
-        "_app", "_body_ends", "_buffer", "_dechunk", "_head", "_keep_alive", "_parts", "_reader", "_reading_paused",
-        "_size", "_state", "_transport", "_work", "_write_paused", "deadline",
+        "_app", "_body", "_body_size", "_buffer", "_dechunk", "_ends", "_head", "_keep_alive", "_parts", "_reader",
+        "_state", "_stream_head", "_transport", "_unread", "_work", "_write_paused", "deadline",
     )  # fmt: skip
 
     def __init__(self, app: Application) -> None:
@@ -90,16 +99,23 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._state = State.HEAD
         self._buffer = b""
+        """An incomplete head."""
         self._head: RequestHead | None = None
+        self._body = _NOTHING
+        """The body's memory, where its length is known and not all of it came with the head."""
+        self._body_size = 0
         self._reader: BodyReader | None = None
         self._parts: list[bytes] = []
-        self._size = 0
-        self._body_ends = math.inf
+        self._ends = math.inf
+        """When the body must be whole, or the closed connection gone."""
+        self._unread = 0
+        """Bytes of requests that came too early."""
         self._work: Work | None = None
         self._keep_alive = True
-        self._reading_paused = False
         self._write_paused = False
         self._dechunk: BodyReader | None = None
+        self._stream_head = b""
+        """A streamed answer's head, until its first part goes with it."""
         self.deadline = math.inf
 
     # -- asyncio
@@ -111,18 +127,19 @@ class ClientConnection(asyncio.Protocol):
         self._app.connections.add(self)
         self.deadline = self._app.clock() + self._app.settings.idle_seconds
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - what is read has its own size
+        """See asyncio."""
+        return memoryview(self._body)[self._body_size :] if self._body else _SCRATCH
+
+    def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
         if self._state is State.CLOSED:
             return
-        if self._state is State.BUSY:
-            self._buffer += data
-            if len(self._buffer) > MAX_PIPELINED_BYTES and self._transport is not None:
-                self._reading_paused = True
-                self._transport.pause_reading()
-            return
         try:
-            self._take(data)
+            if self._body:
+                self._fill_body(nbytes)
+            else:
+                self._take(bytes(_SCRATCH[:nbytes]))
         except RequestError as error:
             self._refuse(error)
         except Exception:
@@ -156,23 +173,33 @@ class ClientConnection(asyncio.Protocol):
     # -- requests
 
     def _take(self, data: bytes) -> None:
-        """Take what belongs to the present request; what follows it waits in the buffer until that is answered."""
         if self._state is State.HEAD:
-            data, self._buffer = self._buffer + data, b""
-            data = self._take_head(data)
-        if self._state is not State.BODY or self._reader is None:
-            return
-        self._take_body(self._reader, data)
-        if self._reader.done:
-            self._buffer = self._reader.surplus
-            self._serve()
+            self._take_head(self._buffer + data if self._buffer else data)
+        elif self._state is State.BODY:
+            self._feed_body(data)
+        else:
+            self._drop(data)
 
-    def _take_head(self, data: bytes) -> bytes:
-        """Parse a head if it is complete and return what follows it; an incomplete one is kept."""
+    def _drop(self, data: bytes) -> None:
+        """Refuse a request that comes before the last one's answer is complete.
+
+        It is not read, and the connection closes after that answer, as clients that send requests in a row must expect
+        (9.3.2). So nothing that was slipped in behind another's request is ever taken for one (11.2).
+        """
+        if not data.strip(b"\r\n"):
+            return
+        self._keep_alive = False
+        self._unread += len(data)
+        if self._unread > MAX_UNREAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _take_head(self, data: bytes) -> None:
+        """Parse a head if it is complete; an incomplete one is kept."""
+        self._buffer = b""
         if data[:2] == b"\r\n":
             data = data.lstrip(b"\r\n")  # empty lines before a request are ignored (2.2)
         if not data:
-            return b""
+            return
         end = data.find(HEAD_END)
         if end > MAX_HEAD_BYTES or (end < 0 and len(data) > MAX_HEAD_BYTES):
             message = f"The request head must be at most {MAX_HEAD_BYTES} bytes."
@@ -180,15 +207,14 @@ class ClientConnection(asyncio.Protocol):
         if end < 0:
             self._buffer = data
             self.deadline = min(self.deadline, self._app.clock() + self._app.settings.head_seconds)
-            return b""
-        self._buffer = data[end + len(HEAD_END) :]  # what is left if the request is refused
-        self._start_request(parse_request_head(data[: end + len(HEAD_END)]))
-        rest, self._buffer = self._buffer, b""
-        return rest
+            return
+        end += len(HEAD_END)
+        self._start_request(parse_request_head(data[:end]), data[end:])
 
-    def _start_request(self, head: RequestHead) -> None:
-        settings, now = self._app.settings, self._app.clock()
-        self._head, self._keep_alive = head, head.keep_alive
+    def _start_request(self, head: RequestHead, rest: bytes) -> None:
+        """Begin to read a body, of which `rest` came with the head; serve the request if that is all."""
+        settings = self._app.settings
+        self._head, self._keep_alive = head, self._keep_alive and head.keep_alive
         if head.length is not None and head.length > settings.max_body_bytes:
             raise self._too_large()
         try:
@@ -196,39 +222,59 @@ class ClientConnection(asyncio.Protocol):
         except RequestError as error:
             error.close = error.close or head.length != 0  # its body has not been read
             raise
+        if head.length is not None and head.length <= len(rest):
+            self._drop(rest[head.length :])
+            self._serve(head, rest[: head.length])
+            return
+        now = self._app.clock()
         self._state = State.BODY
-        self._reader = BodyReader(length=head.length, chunked=head.length is None)
-        self._parts, self._size = [], 0
-        self._body_ends = now + settings.body_seconds
+        self._ends = now + settings.body_seconds
         self.deadline = now + settings.body_silence_seconds
         if head.expects_continue and self._transport is not None:
             self._transport.write(_CONTINUE)
+        if head.length is None:
+            self._reader, self._parts, self._body_size = BodyReader(length=None, chunked=True), [], 0
+            self._feed_body(rest)
+        else:
+            self._body = bytearray(head.length)  # of zero pages, which take no memory until they are written to
+            self._body[: len(rest)] = rest
+            self._body_size = len(rest)
 
-    def _take_body(self, reader: BodyReader, data: bytes) -> None:
-        if reader.done:
-            reader.surplus = data
+    def _fill_body(self, count: int) -> None:
+        self._body_size += count
+        if self._body_size < len(self._body):
+            self._expect_more_body()
+            return
+        body, self._body = self._body, _NOTHING
+        if self._head is not None:
+            self._serve(self._head, body)
+
+    def _feed_body(self, data: bytes) -> None:
+        if self._reader is None or self._head is None or not data:
             return
         try:
-            part = reader.feed(data)
+            part = self._reader.feed(data)
         except WireError as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, f"The body's framing is wrong: {error}.", close=True) from error
-        if part:
-            self._parts.append(part)
-            self._size += len(part)
-            self.deadline = min(self._app.clock() + self._app.settings.body_silence_seconds, self._body_ends)
-        if self._size > self._app.settings.max_body_bytes:
+        self._parts.append(part)
+        self._body_size += len(part)
+        if self._body_size > self._app.settings.max_body_bytes:
             raise self._too_large()
+        if not self._reader.done:
+            self._expect_more_body()
+            return
+        self._drop(self._reader.surplus)
+        body, self._parts, self._reader = b"".join(self._parts), [], None
+        self._serve(self._head, body)
+
+    def _expect_more_body(self) -> None:
+        self.deadline = min(self._app.clock() + self._app.settings.body_silence_seconds, self._ends)
 
     def _too_large(self) -> RequestError:
         message = f"The body must be at most {self._app.settings.max_body_bytes} bytes."
         return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, close=True)
 
-    def _serve(self) -> None:
-        head, self._reader = self._head, None
-        if head is None:
-            return
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts = []
+    def _serve(self, head: RequestHead, body: Piece) -> None:
         self._state = State.BUSY
         self.deadline = math.inf
         work = self._app.serve(head, body, self)
@@ -241,13 +287,12 @@ class ClientConnection(asyncio.Protocol):
         """See `Client`. `linger`: the request was not read to its end, and closing must not turn into a reset."""
         if self._transport is None or self._state is State.CLOSED:
             return
-        length = (b"content-length", b"%d" % len(body))
-        no_length = status == HTTPStatus.NO_CONTENT
-        head = render_head(
-            status_line(status), [*headers, *([] if no_length else [length]), *self._connection_header()]
-        )
+        length = b"" if status == HTTPStatus.NO_CONTENT else b"content-length: %d\r\n" % len(body)
         bodiless = self._head is not None and self._head.method == b"HEAD"
-        self._transport.write(head if bodiless else head + body)
+        self._transport.write(
+            b"%b%b%b%b\r\n%b"
+            % (status_line(status), render_fields(headers), length, self._closing(), b"" if bodiless else body)
+        )
         if linger:
             self._linger()
         else:
@@ -257,19 +302,22 @@ class ClientConnection(asyncio.Protocol):
         """See `Client`. A client that speaks HTTP/1.0 gets the body unframed, to the connection's end."""
         if self._transport is None or self._state is State.CLOSED:
             return
+        framing = b"transfer-encoding: chunked\r\n"
         if self._head is not None and self._head.version == b"1.0":
             self._keep_alive = False
             self._dechunk = BodyReader(length=None, chunked=True)
-            framing = []
-        else:
-            framing = [(b"transfer-encoding", b"chunked")]
-        self._transport.write(render_head(status_line(status), [*headers, *framing, *self._connection_header()]))
+            framing = b""
+        self._stream_head = b"%b%b%b%b\r\n" % (status_line(status), render_fields(headers), framing, self._closing())
 
     def write(self, data: bytes) -> None:
         """See `Client`."""
         if self._transport is None or self._state is State.CLOSED:
             return
-        self._transport.write(data if self._dechunk is None else self._dechunk.feed(data))
+        if self._dechunk is not None:
+            data = self._dechunk.feed(data)
+        if self._stream_head:
+            data, self._stream_head = self._stream_head + data, b""
+        self._transport.write(data)
         if self._write_paused and self._work is not None:
             self._work.pause()
 
@@ -282,27 +330,20 @@ class ClientConnection(asyncio.Protocol):
         self._work = None
         self._close()
 
-    def _connection_header(self) -> Headers:
-        return () if self._keep_alive else ((b"connection", b"close"),)
+    def _closing(self) -> bytes:
+        return b"" if self._keep_alive else b"connection: close\r\n"
 
     def _finish_request(self) -> None:
         self._work = None
         if not self._keep_alive:
-            self._close()
+            if self._unread:
+                self._linger()
+            else:
+                self._close()
             return
         self._state = State.HEAD
         self._head = None
         self.deadline = self._app.clock() + self._app.settings.idle_seconds
-        if self._reading_paused and self._transport is not None:
-            self._reading_paused = False
-            self._transport.resume_reading()
-        if self._buffer:
-            # Not from here, where the caller is still within its own work: the next request starts on a clean stack.
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        if self._state is State.HEAD and self._buffer:
-            self.data_received(b"")
 
     def _refuse(self, error: RequestError) -> None:
         if error.close:
@@ -314,11 +355,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Close for writing, and drop what the client still sends until it has read the answer (RFC 9112, 9.6)."""
+        if self._transport is None or not self._transport.can_write_eof():  # TLS says goodbye by itself
+            self._close()
+            return
         self._state = State.CLOSED
-        self._buffer = b""
-        self.deadline = self._app.clock() + LINGER_SECONDS
-        if self._transport is not None:
-            self._transport.write_eof()
+        self._buffer, self._body, self._parts, self._reader = b"", _NOTHING, [], None
+        now = self._app.clock()
+        self.deadline, self._ends = now + LINGER_SECONDS, now + self._app.settings.write_silence_seconds
+        if self._unread > MAX_UNREAD_BYTES:
+            self._transport.resume_reading()
+        self._transport.write_eof()
 
     def _close(self) -> None:
         self._state = State.CLOSED
@@ -334,11 +380,20 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = math.inf
         if self._state is State.BODY or (self._state is State.HEAD and self._buffer):
             self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time.", close=True))
-        elif self._state is State.CLOSED or self._write_paused:
-            if self._transport is not None:
-                self._transport.abort()
+        elif self._state is State.CLOSED:
+            self._end_lingering(now)
+        elif self._write_paused and self._transport is not None:
+            self._transport.abort()
         else:
             self._close()
+
+    def _end_lingering(self, now: float) -> None:
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() and now < self._ends:
+            self.deadline = now + LINGER_SECONDS  # it still reads the answer
+        else:
+            self._transport.abort()
 
     def close(self) -> None:
         """Close now."""

@@ -9,7 +9,10 @@ from duplex_router.turn.core import JSON_TYPE, Client, Core
 from duplex_router.turn.legs import Answer, Failure, WholeAnswer
 from duplex_router.wire.api_errors import error_body
 from duplex_router.wire.errors import RequestError
-from duplex_router.wire.heads import Headers, RequestHead
+from duplex_router.wire.fields import Piece
+from duplex_router.wire.heads import RequestHead
+
+from .caller import Caller
 
 SECONDS = 30.0
 
@@ -22,7 +25,7 @@ class Passage:
         self._receiver = WholeAnswer(self._done)
 
     @classmethod
-    def start(cls, core: Core, head: RequestHead, body: bytes, client: Client, headers: Headers) -> Passage:
+    def start(cls, core: Core, head: RequestHead, body: Piece, client: Client, caller: Caller) -> Passage:
         """Send it to a ready engine, a prefill engine if there is one. Raises RequestError where there is none."""
         ready = [engine for engine in core.fleet.engines.values() if engine.takes_legs()]
         ready.sort(key=lambda engine: (engine.role is not Role.PREFILL, engine.legs))
@@ -31,8 +34,9 @@ class Passage:
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=((b"retry-after", b"1"),))
         passage = cls(client)
         method = b"GET" if head.method == b"HEAD" else head.method
+        lines = b"%bx-request-id: %b\r\n" % (caller.lines, caller.request_id())
         passage._receiver.exchange = core.transport.request(
-            ready[0], head.path, headers, [body], passage._receiver, seconds=SECONDS, method=method
+            ready[0], head.path, lines, [body], passage._receiver, seconds=SECONDS, method=method
         )
         return passage
 

@@ -10,7 +10,8 @@ from http import HTTPStatus
 from duplex_router.fleet.engines import Engine
 from duplex_router.turn.legs import Failure, Receiver
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.heads import HEAD_END, Headers, parse_response_head, render_head
+from duplex_router.wire.fields import Piece
+from duplex_router.wire.heads import HEAD_END, parse_response_head
 
 IDLE_SECONDS = 4.0
 """vLLM closes after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): an older connection might be closed under a request."""
@@ -22,25 +23,27 @@ JOIN_BELOW_BYTES = 64 * 1024
 
 
 class UpstreamExchange:
-    """See `Exchange`."""
+    """See `Exchange`. `flows`: the head is complete; `heard`: something has come since the pool last looked."""
 
     __slots__ = (
         "_again", "_connection", "_engine", "_head", "_message", "_over", "_paused", "_pool", "_receiver", "_seconds",
-        "deadline", "sent",
+        "deadline", "flows", "heard", "sent",
     )  # fmt: skip
 
     def __init__(
-        self, pool: Pool, engine: Engine, message: list[bytes], receiver: Receiver, *, seconds: float, repeatable: bool
+        self, pool: Pool, engine: Engine, message: list[Piece], receiver: Receiver, *, seconds: float, repeatable: bool
     ) -> None:
-        self._pool, self._engine, self._message, self._receiver = pool, engine, message, receiver
+        self._pool, self._engine, self._message = pool, engine, message
+        self._receiver: Receiver | None = receiver
         self._seconds = seconds
         self._again = repeatable
         self._connection: Connection | None = None
-        self._head: bytes | None = b""  # what came of the answer's head; None once it is complete
+        self._head = b""
+        """What came of the answer's head."""
         self._over = False
         self._paused = False
         self.deadline = pool.clock() + seconds
-        self.sent = False
+        self.flows = self.heard = self.sent = False
 
     def send_on(self, connection: Connection) -> None:
         """Use a connection for this exchange."""
@@ -63,12 +66,13 @@ class UpstreamExchange:
 
     def data(self, data: bytes) -> None:
         """Take bytes from the connection."""
-        self._again = False
-        self.deadline = self._pool.clock() + self._seconds
-        if self._head is None:
-            self._receiver.received(data)
+        self.heard = True
+        receiver = self._receiver
+        if self.flows and receiver is not None:
+            receiver.received(data)
             return
-        head = self._head + data
+        self._again = False
+        head = self._head + data if self._head else data
         end = head.find(HEAD_END)
         if end < 0:
             self._head = head
@@ -88,18 +92,29 @@ class UpstreamExchange:
             if rest:
                 self.data(rest)
             return
-        self._head = None
+        self.flows = True
         self._message = []
-        self._receiver.answered(answer)
+        receiver = self._receiver
+        if receiver is None:
+            return
+        receiver.answered(answer)
         if rest and not self._over:
-            self._receiver.received(rest)
+            receiver.received(rest)
+
+    def still_waits(self, now: float) -> bool:
+        """Tell whether the deadline has not passed; each piece of an answer sets it anew."""
+        if self.heard:
+            self.heard = False
+            if not self._paused:
+                self.deadline = now + self._seconds
+        return now < self.deadline
 
     def connection_lost(self) -> None:
         """Learn that the connection is gone."""
         self._connection = None
         if self._over:
             return
-        if self._again and self._head == b"":
+        if self._again and not self._head:
             self._again = False
             self.sent = False
             self._pool.connect(self._engine, self)
@@ -116,12 +131,15 @@ class UpstreamExchange:
         self._fail(Failure.BROKEN)
 
     def _fail(self, failure: Failure) -> None:
-        if not self._over:
-            self._end()
-            self._receiver.lost(failure)
+        receiver = self._receiver
+        self._end()
+        if receiver is not None:
+            receiver.lost(failure)
 
     def _end(self) -> None:
+        """Let go of everything: exchange and receiver hold one another, and should not need the garbage collector."""
         self._over = True
+        self._message, self._receiver = [], None
         self._pool.active.discard(self)
 
     def _close_connection(self) -> None:
@@ -185,8 +203,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
-        if self.exchange is not None:
-            self.exchange.data(data)
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.data(data)
         else:  # bytes that belong to no request: the connection's state is not known
             self.abort()
 
@@ -202,12 +221,12 @@ class Connection(asyncio.Protocol):
         """Tell whether an idle connection may carry a request."""
         return self._transport is not None and not self._transport.is_closing() and now - self.idle_since < IDLE_SECONDS
 
-    def write(self, message: list[bytes]) -> None:
+    def write(self, message: list[Piece]) -> None:
         """Send a message."""
         if self._transport is None:
             return
-        if sum(map(len, message)) < JOIN_BELOW_BYTES:
-            self._transport.write(b"".join(message))
+        if len(message) == 1:
+            self._transport.write(message[0])
         else:
             self._transport.writelines(message)
 
@@ -246,8 +265,8 @@ class Pool:
         self,
         engine: Engine,
         path: bytes,
-        headers: Headers,
-        body: list[bytes],
+        headers: bytes,
+        body: list[Piece],
         receiver: Receiver,
         *,
         seconds: float,
@@ -256,8 +275,10 @@ class Pool:
     ) -> UpstreamExchange:
         """See `Transport`."""
         length = sum(map(len, body))
-        own = [(b"host", engine.address), *headers, (b"content-length", b"%d" % length)]
-        message = [render_head(b"%b %b HTTP/1.1" % (method, path), own), *body]
+        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            method, path, engine.address, headers, length
+        )  # fmt: skip
+        message: list[Piece] = [b"".join([head, *body])] if length < JOIN_BELOW_BYTES else [head, *body]
         exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
         self.active.add(exchange)
         idle = self._idle.setdefault(engine.address, [])
@@ -301,7 +322,7 @@ class Pool:
     def tick(self) -> None:
         """End exchanges that are past their deadline, and close connections that have been idle for too long."""
         now = self.clock()
-        for exchange in [each for each in self.active if each.deadline <= now]:
+        for exchange in [each for each in self.active if not each.still_waits(now)]:
             exchange.timed_out()
         for idle in self._idle.values():
             while idle and not idle[0].usable(now):

@@ -24,7 +24,7 @@ LEASE_PATH = b"/v1/completions"
 LEASE_SECONDS = 5.0
 MAX_TRIES = 3
 MAX_HOLDS_PER_MESSAGE = 256
-_HEADERS = ((b"content-type", b"application/json"),)
+_HEADERS = b"content-type: application/json\r\n"
 _REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 

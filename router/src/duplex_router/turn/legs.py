@@ -10,7 +10,8 @@ from typing import Protocol
 from duplex_router.fleet.engines import Engine
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.heads import Headers, ResponseHead
+from duplex_router.wire.fields import Piece
+from duplex_router.wire.heads import ResponseHead
 
 
 class Failure(StrEnum):
@@ -75,8 +76,8 @@ class Transport(Protocol):
         self,
         engine: Engine,
         path: bytes,
-        headers: Headers,
-        body: list[bytes],
+        headers: bytes,
+        body: list[Piece],
         receiver: Receiver,
         *,
         seconds: float,
@@ -85,6 +86,7 @@ class Transport(Protocol):
     ) -> Exchange:
         """Send a request; the receiver is called after this has returned, never before.
 
+        `headers`: header lines beside those that the transport writes itself (Host, Content-Length).
         `seconds`: the time until the answer's head, and then for each further piece of it. `repeatable`: it may be
         sent once more where a pooled connection turns out to be closed, although the engine may have seen it.
         """

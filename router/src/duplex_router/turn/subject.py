@@ -8,7 +8,6 @@ from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import read_history
-from duplex_router.wire.heads import Headers
 from duplex_router.wire.inference import Inference
 
 
@@ -16,13 +15,13 @@ from duplex_router.wire.inference import Inference
 class Subject:
     """Making one reads the history and raises RequestError where no engine should see the request.
 
-    `headers`: what both legs carry. `revision`: the one that the turn must run on; empty: any.
+    `headers`: the header lines that both legs carry. `revision`: the one that the turn must run on; empty: any.
     """
 
     request: Inference
     document: FleetDocument
     tenant: bytes
-    headers: Headers
+    headers: bytes
     request_id: bytes
     revision: str = ""
     history: History | None = field(init=False)

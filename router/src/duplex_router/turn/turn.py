@@ -11,6 +11,7 @@ from http import HTTPStatus
 from duplex_router.fleet.engines import Engine
 from duplex_router.wire.api_errors import engines_error, error_body
 from duplex_router.wire.errors import WireError
+from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
@@ -105,7 +106,7 @@ class Turn:
     def _tokens(self) -> int:
         return self._subject.request.size // BYTES_PER_TOKEN + 1
 
-    def _send(self, engine: Engine, body: list[bytes], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
+    def _send(self, engine: Engine, body: list[Piece], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
         self._leg_began = self._core.clock()
         engine.legs += 1
         if self._phase is Phase.PREFILL:

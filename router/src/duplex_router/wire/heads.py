@@ -5,10 +5,12 @@ RFC 9110 and RFC 9112; section numbers below are RFC 9112's unless another is na
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any, Generic, TypeVar
 
 import httptools
 
@@ -19,15 +21,24 @@ Headers = Sequence[tuple[bytes, bytes]]
 HEAD_END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
+MAX_KNOWN_HEADS = 1024
+MAX_KNOWN_HEAD_BYTES = 4096
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,17})(?=\r\n|\Z)")
 _DIGITS = re.compile(rb"[0-9]{1,18}\Z")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _TARGET = re.compile(rb"[\x21-\x7e]+\Z")
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE", b"TRACE", b"CONNECT"})
 
 
+_Head = TypeVar("_Head")
+
+
 @dataclass(slots=True)
 class RequestHead:
-    """A client's request without its body. `length` is None with a chunked body; header names are lower case."""
+    """A client's request without its body. `length` is None with a chunked body; header names are lower case.
+
+    `derived`: what a server has made of the head, whatever its length; heads of one client's requests share it.
+    """
 
     method: bytes
     path: bytes
@@ -36,6 +47,32 @@ class RequestHead:
     length: int | None
     keep_alive: bool
     expects_continue: bool
+    derived: dict[str, Any] = field(default_factory=dict)
+
+
+class _KnownHeads(Generic[_Head]):
+    """Heads that were parsed, by their bytes without the digits of Content-Length: clients and engines repeat them.
+
+    What is equal but for these digits is valid, or not, for all of them alike. Nothing refused is ever kept.
+    """
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, _Head] = {}
+
+    def find(self, head: bytes) -> tuple[bytes, int, _Head | None]:
+        """Return what to keep the head by (empty: not at all), its length, and a head that is equal but for that."""
+        found = _LENGTH.search(head)
+        if found is None or len(head) > MAX_KNOWN_HEAD_BYTES:
+            return b"", 0, None
+        start, end = found.span(1)
+        key = head[:start] + b"\0" + head[end:]  # no valid head has this byte
+        return key, int(found[1]), self._heads.get(key)
+
+    def keep(self, key: bytes, head: _Head) -> None:
+        """Keep a head. All go when there are too many: which of them come back is not known."""
+        if len(self._heads) >= MAX_KNOWN_HEADS:
+            self._heads.clear()
+        self._heads[key] = head
 
 
 class _Collector:
@@ -54,6 +91,25 @@ class _Collector:
 
 def parse_request_head(head: bytes) -> RequestHead:
     """Parse one request head, up to and including its empty line. Raises RequestError, always with `close`."""
+    key, length, known = _requests.find(head)
+    if known is not None:
+        return RequestHead(
+            known.method,
+            known.path,
+            known.version,
+            known.headers,
+            length,
+            known.keep_alive,
+            known.expects_continue,
+            known.derived,
+        )
+    parsed = _parse_request_head(head)
+    if key:
+        _requests.keep(key, parsed)
+    return parsed
+
+
+def _parse_request_head(head: bytes) -> RequestHead:
     method = _check_request_line(head)
     collector = _Collector()
     parser = httptools.HttpRequestParser(collector)
@@ -160,6 +216,16 @@ class ResponseHead:
 
 def parse_response_head(head: bytes) -> ResponseHead:
     """Parse one answer head, without its empty line. Raises WireError."""
+    key, length, known = _answers.find(head)
+    if known is not None:
+        return ResponseHead(known.status, known.headers, length, chunked=False, keep_alive=known.keep_alive)
+    answer = _parse_response_head(head)
+    if key and answer.length == length:  # a status without a body has none, whatever its head says
+        _answers.keep(key, answer)
+    return answer
+
+
+def _parse_response_head(head: bytes) -> ResponseHead:
     status_line, *lines = head.split(b"\r\n")
     parts = status_line.split(b" ", 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():  # noqa: PLR2004 - see 4
@@ -172,6 +238,10 @@ def parse_response_head(head: bytes) -> ResponseHead:
         answer.headers.append((name.lower(), value.strip()))
     _frame(answer)
     return answer
+
+
+_requests: _KnownHeads[RequestHead] = _KnownHeads()
+_answers: _KnownHeads[ResponseHead] = _KnownHeads()
 
 
 def _frame(answer: ResponseHead) -> None:
@@ -194,15 +264,16 @@ def _frame(answer: ResponseHead) -> None:
         answer.keep_alive = False
 
 
-def render_head(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Write a head, its empty line included."""
-    return b"".join([first_line, b"\r\n", *[b"%b: %b\r\n" % pair for pair in headers], b"\r\n"])
+def render_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Write header lines."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
 
 
+@functools.lru_cache(maxsize=256)
 def status_line(status: int) -> bytes:
-    """Return `HTTP/1.1 200 OK` for a status; unknown ones go without their phrase."""
+    """Return `HTTP/1.1 200 OK` and the line's end for a status; unknown ones go without their phrase."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    return f"HTTP/1.1 {status} {phrase}".encode()
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()

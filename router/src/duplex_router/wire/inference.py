@@ -114,7 +114,7 @@ class Inference:
         """Whether decode can be given prefill's token ids, sparing it template and tokenizer (chat, vLLM >= 0.32)."""
         return self.endpoint is Endpoint.CHAT
 
-    def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[bytes]:
+    def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[Piece]:
         """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params.
 
         `token_ids`: the answer shall name the prompt's.
@@ -122,9 +122,9 @@ class Inference:
         own = _LEGS[self.endpoint].prefill + (b',"return_token_ids":true' if token_ids else b"")
         return [b"{", self.common, b',%b,"%b":%b}' % (own, Params.FIELD.encode(), params)]
 
-    def decode_body(self, params: bytes | None) -> list[bytes]:
+    def decode_body(self, params: bytes | None) -> list[Piece]:
         """Return the decode leg's body: the client's own values, with `params` as its kv_transfer_params."""
-        pieces = [b"{", self.common]
+        pieces: list[Piece] = [b"{", self.common]
         if self.own:
             pieces += [b",", join_fields(self.own)]
         decode = _LEGS[self.endpoint].decode
