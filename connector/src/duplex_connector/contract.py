@@ -79,6 +79,9 @@ OWNED_ENV: Final = frozenset(
 CONNECTOR_MOUNT: Final = "/duplex"
 """Where the init container puts the duplex_connector package; on the engine's PYTHONPATH."""
 
+PREFLIGHT_MODULE: Final = "duplex_connector.preflight"
+"""What an init container with the engine's image and devices runs before the engine."""
+
 CONNECTOR_MODULE: Final = "duplex_connector.nixl"
 """vLLM's kv_connector_module_path for the guarded connector."""
 

@@ -12,6 +12,7 @@ from duplex_operator.api.engine import REFUSED_ENV
 ENGINE_CONTAINER: Final = "engine"
 ROUTER_CONTAINER: Final = ROUTER
 CONNECTOR_CONTAINER: Final = "connector"
+PREFLIGHT_CONTAINER: Final = "preflight"
 CONNECTOR_VOLUME: Final = "duplex-connector"
 MODEL_VOLUME: Final = "model"
 
@@ -38,8 +39,8 @@ def engine_template_problems(field: str, template: Mapping[str, Any]) -> Iterato
     yield from _key_problems(f"{field}.spec", pod, _OWNED_POD_KEYS | _GRACE_KEY)
     yield from _container_problems(f"{field}.spec.containers", _items(pod, "containers"), ENGINE_CONTAINER)
     for container in _items(pod, "initContainers"):
-        if container.get("name") == CONNECTOR_CONTAINER:
-            yield Problem(f"{field}.spec.initContainers[{CONNECTOR_CONTAINER}]", "the operator writes it; remove it")
+        if (name := container.get("name")) in {CONNECTOR_CONTAINER, PREFLIGHT_CONTAINER}:
+            yield Problem(f"{field}.spec.initContainers[{name}]", "the operator writes it; remove it")
     for volume in _items(pod, "volumes"):
         if volume.get("name") in {CONNECTOR_VOLUME, MODEL_VOLUME}:
             yield Problem(f"{field}.spec.volumes[{volume['name']}]", "the operator writes it; choose another name")

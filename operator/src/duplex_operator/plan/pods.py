@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from duplex_connector.contract import Label
 from duplex_operator.api import Reason
+from duplex_operator.api.pod_template import PREFLIGHT_CONTAINER
 from duplex_operator.plan.observed import KubeObject, Pod, Trouble
 
 _IMAGE_WAITS: Final = frozenset(
@@ -17,7 +18,6 @@ _IMAGE_WAITS: Final = frozenset(
         "ImageInspectError",
     }
 )
-_PREFLIGHT_CONTAINER: Final = "preflight"
 _LAST_WORDS: Final = 600
 """Longest quotation of a container, in characters, from its end."""
 
@@ -93,7 +93,7 @@ def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
     if not ended.get("exitCode") and not container.get("ready"):
         ended = (container.get("lastState") or {}).get("terminated") or {}
     if ended.get("exitCode"):
-        reason = Reason.PREFLIGHT_FAILED if name == _PREFLIGHT_CONTAINER else Reason.CRASH_LOOP
+        reason = Reason.PREFLIGHT_FAILED if name == PREFLIGHT_CONTAINER else Reason.CRASH_LOOP
         return Trouble(reason, _last_words(name, container.get("restartCount", 0), ended))
     if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         words = waiting.get("message") or "no message"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from duplex_connector.contract import CONNECTOR_MOUNT, ConnectorKind, Label, Port, Role
+from duplex_connector.contract import Label, Port, Role
 from duplex_operator.api import DisaggregatedServing, Resolved, ResolvedRole, Spec, resolve
 from duplex_operator.api.instances import Accelerator
-from duplex_operator.api.pod_template import CONNECTOR_CONTAINER, CONNECTOR_VOLUME, MODEL_VOLUME
+from duplex_operator.api.pod_template import CONNECTOR_VOLUME, MODEL_VOLUME
 from duplex_operator.render.engine_container import EXIT_SECONDS, PRE_STOP_SECONDS, engine_container
+from duplex_operator.render.init_containers import init_containers, needs_connector
 from duplex_operator.render.merge import merge
 from duplex_operator.render.names import (
     API_PORT,
@@ -54,8 +55,8 @@ def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: Res
     }
     if tolerations := _tolerations(resolved):
         pod["tolerations"] = tolerations
-    if resolved.connector is ConnectorKind.GUARDED:
-        pod["initContainers"] = [_connector_container(context)]
+    if init := init_containers(spec, context, resolved, role):
+        pod["initContainers"] = init
     if role.instance.devices:
         pod["nodeSelector"] = {_INSTANCE_TYPE_LABEL: role.spec.instance_type}
     source = spec.model.source
@@ -130,28 +131,10 @@ def _deployment(
     }
 
 
-def _connector_container(context: RenderContext) -> dict[str, Any]:
-    return {
-        "name": CONNECTOR_CONTAINER,
-        "image": context.connector_image,
-        "command": ["duplex-connector-install", CONNECTOR_MOUNT],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT}],
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-
-
 def _volumes(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list[dict[str, Any]]:
     size = f"{max(1, role.devices * _SHARED_MEMORY_PER_DEVICE_GIB)}Gi"
     volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
-    if resolved.connector is ConnectorKind.GUARDED:
+    if needs_connector(resolved):
         volumes.append({"name": CONNECTOR_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}})
     source = spec.model.source
     if source and source.pvc:

@@ -83,6 +83,7 @@ BAD: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("decode.podTemplate.spec.containers", template({"containers": [{"image": "x"}]})),
     ("decode.podTemplate.spec.initContainers[connector]", template({"initContainers": [{"name": "connector"}]})),
+    ("decode.podTemplate.spec.initContainers[preflight]", template({"initContainers": [{"name": "preflight"}]})),
     ("decode.podTemplate.spec.volumes[duplex-connector]", template({"volumes": [{"name": "duplex-connector"}]})),
     (
         "decode.podTemplate.spec.volumes[efa]",

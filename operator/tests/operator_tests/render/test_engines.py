@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duplex_connector.contract import Label
+from duplex_connector.preflight import WARN_ONLY, Machine, Ran, main
 from duplex_operator.render import CHILD_KINDS, RenderContext, render_serving, revision_of
 from operator_tests.api.cel_cases import CPU, NEURON
 from operator_tests.api.objects import serving
@@ -131,7 +133,7 @@ def test_the_grace_period_leaves_room_for_the_drain() -> None:
 
 def test_the_guarded_connector_comes_by_an_init_container() -> None:
     rendered = pod()
-    (container,) = rendered["initContainers"]
+    container = rendered["initContainers"][0]
     assert (container["image"], container["command"]) == ("connector:1", ["duplex-connector-install", "/duplex"])
     volume = container["volumeMounts"][0]["name"]
     assert {mount["mountPath"]: mount["name"] for mount in engine()["volumeMounts"]}["/duplex"] == volume
@@ -139,9 +141,29 @@ def test_the_guarded_connector_comes_by_an_init_container() -> None:
     assert env()["PYTHONPATH"] == "/duplex"
 
 
-def test_stock_engines_get_no_connector() -> None:
+def test_devices_are_looked_at_before_the_engine_with_all_that_the_engine_has() -> None:
+    rendered, own = pod(), engine()
+    preflight = rendered["initContainers"][1]
+    assert preflight["command"] == ["python3", "-m", "duplex_connector.preflight"]
+    assert (option(preflight["args"], "--devices"), option(preflight["args"], "--efa")) == ("8", "16")
+    assert option(preflight["args"], "--version") == "0.33.0"
+    for same in ("image", "resources", "securityContext"):
+        assert preflight[same] == own[same]
+    assert {"name": "PYTHONPATH", "value": "/duplex"} in preflight["env"]
+    assert "/duplex" in {mount["mountPath"] for mount in preflight["volumeMounts"]}
+
+
+def test_its_arguments_are_those_that_the_program_takes(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, {WARN_ONLY: "warn"}, lambda *_: Ran(0, ""), lambda _: "")
+    assert main(pod()["initContainers"][1]["args"], machine) == 0
+    assert main(pod(**NEURON)["initContainers"][1]["args"], machine) == 0
+
+
+def test_stock_engines_get_no_connector_and_are_looked_at_all_the_same() -> None:
     stock = {"engine": {"connector": "Stock"}}
-    assert "initContainers" not in pod(**stock)
+    assert [container["name"] for container in pod(**stock)["initContainers"]] == ["connector", "preflight"]
+    assert "/duplex" not in {mount["mountPath"] for mount in engine(**stock)["volumeMounts"]}
+    assert "initContainers" not in pod(**CPU, **stock)
     assert "PYTHONPATH" not in env(**stock)
     assert "kv_connector_module_path" not in json.loads(option(engine(**stock)["args"], "--kv-transfer-config"))
 
