@@ -14,10 +14,12 @@ from .admin.canary import Canary
 from .admin.probe import TemplateProbe
 from .admin.scrape import Scraper
 from .admin.state import AdminState
+from .fleet.engines import Engine
 from .fleet.fleet import Fleet
 from .http.app import App
 from .http.settings import ServerSettings
 from .http.upstream import Pool
+from .ledger.fates import Fate
 from .ledger.ledger import Ledger
 from .turn.core import Core, LegSettings
 from .turn.counters import Counters
@@ -83,9 +85,9 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self.port = self.admin_port = 0
 
-    def _engine_gone(self, key: str) -> None:
-        dropped = self.ledger.forget_engine(key)
-        self.counters.holds_ended["engine-gone"] += dropped
+    def _engine_gone(self, engine: Engine) -> None:
+        fate = Fate.DRAINING if engine.draining else Fate.ENGINE_GONE
+        self.counters.holds_ended[fate] += self.ledger.forget_engine(engine.key, fate)
 
     async def start(self) -> None:
         """Listen on both ports and start what runs beside."""

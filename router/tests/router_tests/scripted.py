@@ -11,6 +11,7 @@ from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument, convert_document
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.fleet import Fleet
+from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import Ledger
 from duplex_router.turn.core import Core
 from duplex_router.turn.counters import Counters
@@ -184,8 +185,8 @@ class Stage:
         self.later: list[Callable[[], None]] = []
         ledger = Ledger(self.clock)
 
-        def gone(key: str) -> None:
-            ledger.forget_engine(key)
+        def gone(engine: Engine) -> None:
+            ledger.forget_engine(engine.key, Fate.DRAINING if engine.draining else Fate.ENGINE_GONE)
 
         self.fleet = Fleet(self.clock, on_gone=gone, held_tokens=ledger.held_tokens)
         counters = Counters()

@@ -128,7 +128,7 @@ async def test_an_explanation_names_what_happened(guarded: Engines, tmp_path: Pa
         messages += [assistant(one.text), user("second")]
         await say(client, messages, extra_headers={"x-request-id": "mine-2"})
         found = await asyncio.to_thread(fetch, under_test.admin + "/explain/mine-2")
-        assert (found["reuse"], found["matchedDepth"], found["historyDepth"], found["status"]) == ("full", 2, 4, 200)
+        assert (found["reuse"], found["matchedDepth"], found["historyDepth"], found["status"]) == ("full", 3, 4, 200)
         assert found["pulledTokens"] > 0
 
 

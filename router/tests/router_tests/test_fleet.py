@@ -40,7 +40,7 @@ class Fixture:
     def __init__(self) -> None:
         self.clock = Clock()
         self.gone: list[str] = []
-        self.fleet = Fleet(self.clock, self.gone.append)
+        self.fleet = Fleet(self.clock, lambda engine: self.gone.append(engine.key))
 
     def serve(self, service: str, *keys: str, **more: Any) -> None:
         self.fleet.take_service(service, [Endpoint(key, "127.0.0.1", 1, pod=f"pod-{key}", **more) for key in keys])

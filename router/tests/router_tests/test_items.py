@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from duplex_router.ledger.history import History, reply_digest
+from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import read_history
 from duplex_router.wire.inference import Endpoint, parse_inference
 from duplex_router.wire.messages import MessagesObserver
@@ -11,7 +11,7 @@ from duplex_router.wire.reply import Reply, ToolCall
 
 
 def read(endpoint: Endpoint, **fields: Any) -> History:
-    history = read_history(parse_inference(endpoint, json.dumps({"model": "m", **fields}).encode()), b"t")
+    history = read_history(parse_inference(endpoint, json.dumps({"model": "m", **fields}).encode()), proved=True)
     assert history is not None
     return history
 
@@ -20,12 +20,12 @@ def common(one: History, other: History) -> int:
     return sum(a == b for a, b in zip(one.marks, other.marks, strict=False))
 
 
-def reply(text: str, *calls: tuple[str, str]) -> bytes:
+def reply(text: str, *calls: tuple[str, str]) -> Reply:
     said = Reply()
     said.say(text)
     for name, arguments in calls:
         said.tool_calls[len(said.tool_calls)] = ToolCall(name, arguments)
-    return reply_digest(said)
+    return said
 
 
 def test_a_text_input_is_the_first_message_of_the_next_turns_items() -> None:
@@ -39,9 +39,9 @@ def test_a_text_input_is_the_first_message_of_the_next_turns_items() -> None:
     ]
     second = read(Endpoint.RESPONSES, input=items, instructions="be brief", store=False, max_output_tokens=5)
     assert second.begins_with(first.whole, first.length)
-    assert second.replied_with(1, reply("Hm.", ("f", '{"a":1}')))
-    assert not second.replied_with(1, reply("Hm."))
-    assert not second.replied_with(4, reply(""))
+    assert second.marks[:4] == first.continued(reply("Hm.", ("f", '{"a": 1}')))
+    assert second.marks[:3] == first.continued(reply("Hm."))
+    assert second.marks[:4] != first.continued(reply("Hm.", ("f", '{"a":2}')))
     assert common(first, read(Endpoint.RESPONSES, input="one", instructions="be long")) == 0
 
 
@@ -63,7 +63,7 @@ def test_cache_markers_and_stamps_of_anthropics_clients_do_not_part_histories() 
     as_text = read(
         Endpoint.MESSAGES, messages=[{"role": "user", "content": "one"}], system=[{"type": "text", "text": "be brief"}]
     )
-    assert common(as_text, turn("c", marked=0)) == 1
+    assert common(as_text, turn("c", marked=0)) == 2
 
 
 def test_anthropics_blocks_tell_the_reply() -> None:
@@ -78,8 +78,8 @@ def test_anthropics_blocks_tell_the_reply() -> None:
             ],
         },
     ]
-    history = read(Endpoint.MESSAGES, messages=messages)
+    first, history = (read(Endpoint.MESSAGES, messages=each) for each in (messages[:1], messages))
     observer = MessagesObserver()
     observer.pass_on(json.dumps({"type": "message", "content": messages[1]["content"]}).encode())
-    assert history.replied_with(1, reply_digest(observer.reply))
-    assert not history.replied_with(0, reply_digest(observer.reply))
+    assert history.marks == first.continued(observer.reply)
+    assert history.marks != first.continued(reply("Hi."))

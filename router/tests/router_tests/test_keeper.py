@@ -61,7 +61,8 @@ def test_a_release_that_is_lost_is_sent_again_a_bounded_number_of_times(stage: S
     assert stage.core.counters.lease_messages["release-failed"] == 1
 
 
-def test_over_the_budget_the_oldest_hold_goes(stage: Stage) -> None:
+def test_over_the_budget_the_oldest_hold_goes() -> None:
+    stage = Stage(decode=1)
     for engine in stage.fleet.engines.values():
         engine.kv_tokens = 200
     stage.set_policy(retentionPercent=50)

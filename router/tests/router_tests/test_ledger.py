@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from duplex_router.ledger.fates import Fate, Fates
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
 from duplex_router.wire.params import Handle
@@ -51,9 +52,10 @@ def entry_of(history: History, **changes: Any) -> Entry:
         "revision": "r1",
         "tenant": TENANT,
         "marks": history.marks,
+        "depth": len(history.marks),
+        "shape": history.shape,
         "whole": history.whole,
         "length": history.length,
-        "reply": b"",
         "created": 100.0,
         "deadline": 200.0,
     }
@@ -79,18 +81,21 @@ def test_an_edited_history_matches_up_to_the_edit(ledger: Ledger) -> None:
     assert (found.entry, found.depth) == (entry, 2)
 
 
-def test_of_equal_matches_the_one_whose_reply_follows_wins(ledger: Ledger) -> None:
-    history = chat(ASK)
-    sent = chat(ASK, REPLY, NEXT)
-    from duplex_router.ledger.history import _sent_reply_digest
-    from duplex_router.wire.fields import split_object
-
-    digest = _sent_reply_digest(split_object(json.dumps(REPLY).encode()))
-    right, newer = entry_of(history, reply=digest, request="a"), entry_of(history, reply=b"other", request="b")
+def test_of_several_replies_to_one_prompt_the_one_that_was_sent_back_is_found(ledger: Ledger) -> None:
+    right = entry_of(chat(ASK, REPLY), depth=1, request="a")
+    newer = entry_of(chat(ASK, {"role": "assistant", "content": "Three."}), depth=1, request="b")
     ledger.add(right)
     ledger.add(newer)
-    assert ledger.match(sent, TENANT, anyone).entry is right
+    assert ledger.match(chat(ASK, REPLY, NEXT), TENANT, anyone).entry is right
     assert ledger.match(chat(ASK, NEXT), TENANT, anyone).entry is newer
+
+
+def test_of_equal_matches_one_of_the_same_shape_wins_over_a_newer_one(ledger: Ledger) -> None:
+    own, newer = entry_of(chat(ASK)), entry_of(chat(ASK, chat_template_kwargs={"enable_thinking": False}))
+    ledger.add(own)
+    ledger.add(newer)
+    assert ledger.match(chat(ASK, NEXT), TENANT, anyone).entry is own
+    assert ledger.match(chat(ASK, NEXT, tool_choice="none"), TENANT, anyone).entry is newer
 
 
 def test_nothing_shared_is_no_match_and_no_reason(ledger: Ledger) -> None:
@@ -101,6 +106,8 @@ def test_nothing_shared_is_no_match_and_no_reason(ledger: Ledger) -> None:
 def test_another_tenants_entry_is_not_matched_even_if_the_digests_were_equal(ledger: Ledger) -> None:
     ledger.add(entry_of(chat(ASK)))
     assert ledger.match(chat(ASK), b"other", anyone) == Match(reason="tenant")
+    ledger._by_tenant[b"other"] = ledger._by_tenant[TENANT]
+    assert ledger.match(chat(ASK), b"other", anyone) == Match(reason="tenant"), "the second guard"
 
 
 def test_an_entry_is_not_matched_within_the_margin_of_its_deadline(ledger: Ledger, clock: Clock) -> None:
@@ -136,7 +143,7 @@ def test_a_retired_entry_is_released_once_no_pull_runs(ledger: Ledger) -> None:
     ledger.add(entry)
     assert ledger.start_pull(entry)
     assert ledger.start_pull(entry)
-    ledger.retire(entry)
+    ledger.retire(entry, Fate.USELESS)
     assert ledger.match(chat(ASK), TENANT, anyone).entry is None
     assert ledger.due_releases() == []
     ledger.end_pull(entry)
@@ -150,25 +157,26 @@ def test_a_retired_entry_is_released_once_no_pull_runs(ledger: Ledger) -> None:
 def test_a_released_hold_is_not_pulled(ledger: Ledger) -> None:
     entry = entry_of(chat(ASK))
     ledger.add(entry)
-    ledger.retire(entry)
+    ledger.retire(entry, Fate.USELESS)
     assert not ledger.start_pull(entry)
 
 
 def test_retiring_twice_releases_once(ledger: Ledger) -> None:
     entry = entry_of(chat(ASK))
     ledger.add(entry)
-    ledger.retire(entry)
-    ledger.retire(entry)
+    ledger.retire(entry, Fate.USELESS)
+    ledger.retire(entry, Fate.USELESS)
     assert ledger.due_releases() == [entry]
 
 
 def test_the_same_history_and_reply_is_held_once(ledger: Ledger) -> None:
-    first, second = entry_of(chat(ASK), reply=b"x"), entry_of(chat(ASK), reply=b"x")
-    other = entry_of(chat(ASK), reply=b"y")
-    for entry in (first, other, second):
+    first, second = entry_of(chat(ASK, REPLY), depth=1), entry_of(chat(ASK, REPLY), depth=1)
+    other = entry_of(chat(ASK, NEXT), depth=1)
+    longer = entry_of(chat(ASK, REPLY, NEXT), depth=3)
+    for entry in (first, other, longer, second):
         ledger.add(entry)
     assert ledger.due_releases() == [first]
-    assert set(ledger) == {other, second}
+    assert set(ledger) == {other, longer, second}
 
 
 def test_lapsed_entries_go_but_not_under_a_pull(ledger: Ledger, clock: Clock) -> None:
@@ -193,7 +201,7 @@ def test_the_budget_releases_the_oldest_that_no_turn_uses(ledger: Ledger) -> Non
     assert ledger.due_releases() == [oldest]
     assert set(ledger) == {used, newest, elsewhere}
     assert (ledger.held_tokens("d1"), ledger.held_tokens("d2"), ledger.tokens) == (100, 500, 600)
-    ledger.forget_engine("d2")
+    ledger.forget_engine("d2", Fate.ENGINE_GONE)
     assert (ledger.held_tokens("d2"), ledger.tokens) == (0, 100)
 
 
@@ -227,3 +235,46 @@ def test_without_a_known_count_nothing_is_trusted(ledger: Ledger) -> None:
     ledger.add(entry_of(chat(ASK)))
     history = chat(ASK, REPLY)
     assert unproved_tokens(ledger, ledger.match(history, TENANT, anyone), history).reason == "unproved"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda ledger, entry: ledger.take(entry, Fate.USED), "used"),
+        (lambda ledger, entry: ledger.retire(entry, Fate.USELESS), "useless"),
+        (lambda ledger, entry: ledger.forget_engine(entry.engine, Fate.DRAINING), "draining"),
+        (lambda ledger, entry: ledger.keep_within(entry.engine, 0), "over-budget"),
+        (lambda ledger, _: ledger.add(entry_of(chat(NEXT), boot="another")), "boot"),
+        (lambda ledger, _: ledger.retire_all(), "disabled"),
+    ],
+)
+def test_a_miss_knows_what_became_of_the_handle(ledger: Ledger, end: Any, reason: str) -> None:
+    entry = entry_of(chat(ASK, REPLY), depth=1)
+    ledger.add(entry)
+    end(ledger, entry)
+    for history in (chat(ASK), chat(ASK, REPLY, NEXT), chat(ASK, {"role": "assistant", "content": "edited"}, NEXT)):
+        assert ledger.match(history, TENANT, anyone) == Match(reason=reason)
+    assert ledger.match(chat(REPLY), TENANT, anyone) == Match()
+
+
+def test_a_lapsed_handle_is_told_as_expired(ledger: Ledger, clock: Clock) -> None:
+    ledger.add(entry_of(chat(ASK)))
+    clock.now = 200.0
+    ledger.drop_lapsed()
+    assert ledger.match(chat(ASK), TENANT, anyone) == Match(reason="expired")
+
+
+def test_fates_are_bounded_and_the_oldest_goes() -> None:
+    fates = Fates(limit=2)
+    for number in range(3):
+        fates.note(b"%d" % number, TENANT, Fate.EXPIRED)
+    assert [fates.why([b"%d" % number], TENANT) for number in range(3)] == ["", "expired", "expired"]
+    assert fates.why([b"2"], b"other") == "tenant"
+
+
+def test_an_empty_ledger_keeps_no_index_of_tenants(ledger: Ledger) -> None:
+    for number in range(3):
+        entry = entry_of(chat(ASK), tenant=b"%d" % number)
+        ledger.add(entry)
+        ledger.take(entry, Fate.USED)
+    assert ledger._by_tenant == {}

@@ -23,7 +23,7 @@ def full_entry() -> Entry:
     history = chat(ASK, REPLY, NEXT)
     return entry_of(
         history,
-        reply=b"digest",
+        depth=2,
         tokens_known=((1, 20), (3, 60)),
         prefill="p1",
         margin=8.5,
@@ -84,8 +84,8 @@ def test_a_record_with_any_bit_changed_or_any_byte_missing_is_none(data: st.Data
 def rewritten(**changes: object) -> bytes:
     """Return a record whose checksum is right and whose fields are not."""
     names = [
-        "params", "engine", "revision", "tenant", "marks", "whole", "length", "reply", "created", "deadline",
-        "tokens_known", "margin", "prefill",
+        "params", "engine", "revision", "tenant", "marks", "depth", "whole", "length", "shape", "created",
+        "deadline", "tokens_known", "margin", "prefill",
     ]  # fmt: skip
     fields = dict(zip(names, msgspec.msgpack.decode(encode_entry(full_entry(), HERE)[12:]), strict=True))
     payload = msgspec.msgpack.encode([*{**fields, **changes}.values()])
@@ -105,6 +105,8 @@ def test_the_unchanged_fields_make_a_record() -> None:
         {"marks": b""},
         {"marks": b"x" * 17},
         {"length": -1},
+        {"depth": 0},
+        {"depth": 4},
         {"tokens_known": [[1, -5]]},
         {"margin": -1.0},
         {"margin": float("nan")},

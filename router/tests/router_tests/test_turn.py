@@ -298,8 +298,13 @@ def test_an_unstreamed_answer_has_the_handle_cut(stage: Stage) -> None:
 
 def test_another_tenant_gets_no_handle(stage: Stage) -> None:
     stage.whole_turn(FIRST, request="hold-1")
-    _, _client = stage.begin(SECOND, tenant=b"other")
-    assert stage.transport.take().params["remote_block_ids"] is None
+    _, client = stage.begin(SECOND, tenant=b"other")
+    prefill = stage.transport.take()
+    assert prefill.params["remote_block_ids"] is None
+    prefill.prefilled()
+    stage.transport.take().stream()
+    assert reuse(client) == b"miss", "what others have must not be told"
+    assert stage.core.counters.rejected == {"tenant": 1}
 
 
 def test_a_decode_engine_that_is_gone_is_not_pulled_from(stage: Stage) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import FleetDocument
+from duplex_router.ledger.fates import Fate
 from duplex_router.turn.counters import Counters
 from duplex_router.turn.subject import Subject
 from duplex_router.turn.turn import Turn
@@ -100,7 +101,7 @@ class Canary:
         """Release what the canary's turns hold: nobody will continue them."""
         ledger = self._state.core.ledger
         for entry in [each for each in ledger if each.tenant == _TENANT]:
-            ledger.retire(entry)
+            ledger.retire(entry, Fate.REPLACED)
         self._state.core.keeper.flush()
 
     async def _turn(self, document: FleetDocument, revision: str, messages: list[dict[str, str]]) -> tuple[bytes, str]:

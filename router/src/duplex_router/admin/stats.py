@@ -42,6 +42,7 @@ def stats(state: AdminState) -> dict[str, Any]:
             "eligible": counters.eligible,
             "full": counters.full,
             "partial": counters.partial,
+            "missed": counters.missed,
             "savedPrefillTokens": counters.pulled_tokens,
             "rejected": dict(counters.rejected.most_common(MAX_REASONS)),
         },

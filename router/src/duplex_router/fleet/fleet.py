@@ -30,7 +30,7 @@ class Fleet:
     def __init__(
         self,
         clock: Callable[[], float],
-        on_gone: Callable[[str], None],
+        on_gone: Callable[[Engine], None],
         held_tokens: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._clock = clock
@@ -83,16 +83,16 @@ class Fleet:
             if endpoint.ready and not (was_ready and endpoint.key in self.engines):
                 self._joins(engine)
             found[endpoint.key] = engine
-        gone = self.engines.keys() - found.keys()
+        gone = [engine for key, engine in self.engines.items() if key not in found]
         self.engines = found
         ready: dict[tuple[str, Role], list[Engine]] = {}
         for engine in found.values():
             if engine.takes_legs():
                 ready.setdefault((engine.revision, engine.role), []).append(engine)
         self._ready = ready
-        for key in gone:
-            self.pairs.forget(key)
-            self._on_gone(key)
+        for engine in gone:
+            self.pairs.forget(engine.key)
+            self._on_gone(engine)
 
     def _joins(self, engine: Engine) -> None:
         """Start an engine slowly where others are ready already, and without what its former life did."""

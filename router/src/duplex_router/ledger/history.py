@@ -1,42 +1,42 @@
-"""The content of a request as a chain of digests, so that a later request that shares a beginning is recognised.
-
-Equal JSON gives equal digests, however it was serialised. Digests are only a hint of what is worth offering to a
-guarded engine, which proves the tokens itself; they need not withstand attack.
-"""
+"""The content of a request as a chain of marks, so that a later request that shares a beginning is recognised."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import msgspec
 import xxhash
 
-from duplex_router.wire.fields import Fields
 from duplex_router.wire.reply import Reply
 
-TOKEN_STRIDE = 64
-TEXT_STRIDE = 256
-ID_BYTES = 4
-_QUOTE = ord('"')
-_ROLE_AND_CONTENT = {"role", "content"}
+from .canonical import utf8
+from .chain import STRIDE_BYTES, Chain, stride_at
 
-_decode_text = msgspec.json.Decoder(str).decode
-canonical = msgspec.json.Encoder(order="deterministic").encode
+ID_BYTES = 4
 
 
 class History(Protocol):
-    """One request's content. `marks`: the chain's digest after each part; `whole` and `length` name all of it."""
+    """One request's content. `marks`: the chain's; `whole` and `length` name all of it.
+
+    `shape`: digest of everything that may decide the prompt besides its content, to prefer among equal matches.
+    """
 
     marks: list[bytes]
     whole: bytes
     length: int
+    shape: bytes
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """Tell whether the first `length` of this history are all of the history that `whole` and `length` name."""
         ...
 
-    def replied_with(self, length: int, reply: bytes) -> bool:
-        """Tell whether the engine's reply of digest `reply` follows the first `length` of this history."""
+    def continued(self, reply: Reply) -> list[bytes]:
+        """Return the marks of this history with the engine's reply after it, as a client would send it back."""
+        ...
+
+    def parts(self, depth: int) -> int:
+        """Return how many whole parts (messages, or strides of a prompt) the first `depth` marks cover."""
         ...
 
     def tokens_at(self, depth: int) -> int | None:
@@ -49,40 +49,51 @@ class History(Protocol):
 
 
 class Conversation:
-    """A history of chat messages: one mark a message, `length` in messages."""
+    """A history of parts, such as messages, each in canonical form; `length` counts them.
 
-    __slots__ = ("_messages", "length", "marks", "whole")
+    `prelude`: what a template renders before all of them. `form`: the parts that an engine's reply comes back as.
+    """
 
-    def __init__(self, messages: list[Fields], seed: bytes) -> None:
-        self._messages = messages
-        self.marks: list[bytes] = []
-        last = seed
-        for message in messages:
-            last = xxhash.xxh3_128_digest(last + self.message_bytes(message))
-            self.marks.append(last)
-        self.whole = last
-        self.length = len(messages)
+    __slots__ = ("_chain", "_ends", "_form", "length", "marks", "shape", "whole")
+
+    def __init__(
+        self,
+        prelude: Iterable[bytes],
+        parts: Iterable[bytes],
+        seed: bytes,
+        shape: bytes,
+        form: Callable[[Reply], list[bytes]],
+    ) -> None:
+        chain = Chain(seed)
+        for part in prelude:
+            chain.add(part)
+            chain.close()
+        ends: list[int] = []
+        for part in parts:
+            chain.add(part)
+            chain.close()
+            ends.append(len(chain.marks))
+        self._chain, self._ends, self._form = chain, ends, form
+        self.shape = shape
+        self.marks = chain.marks
+        self.whole = chain.digest()
+        self.length = len(ends)
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """See `History`."""
-        return 0 < length <= self.length and self.marks[length - 1] == whole
+        return 0 < length <= self.length and self.marks[self._ends[length - 1] - 1] == whole
 
-    def replied_with(self, length: int, reply: bytes) -> bool:
+    def continued(self, reply: Reply) -> list[bytes]:
         """See `History`."""
-        return length < self.length and self.sent_reply(self._messages[length:]) == reply
+        chain = self._chain.copy()
+        for part in self._form(reply):
+            chain.add(part)
+            chain.close()
+        return chain.marks
 
-    @staticmethod
-    def message_bytes(message: Fields) -> bytes:
-        """Return a message in one canonical form. The usual kind, role and text, needs no decoding into objects."""
-        content = message.get("content")
-        if content is not None and message.keys() == _ROLE_AND_CONTENT and memoryview(content)[0] == _QUOTE:
-            return b"t" + _decode_text(message["role"]).encode() + b"\0" + utf8(_decode_text(content))
-        return b"j" + canonical({name: msgspec.json.decode(value) for name, value in message.items()})
-
-    @staticmethod
-    def sent_reply(messages: list[Fields]) -> bytes:
-        """Return the digest of the reply with which `messages`, not empty, begin; empty where they begin with none."""
-        return _sent_reply_digest(messages[0])
+    def parts(self, depth: int) -> int:
+        """See `History`."""
+        return bisect_right(self._ends, depth)
 
     def tokens_at(self, depth: int) -> int | None:  # noqa: ARG002 - only a template knows
         """See `History`."""
@@ -94,81 +105,47 @@ class Conversation:
 
 
 class PlainPrompt:
-    """A history of text or of token ids: one mark a stride, `length` in bytes or tokens."""
+    """A history of text or of token ids; `length` in bytes or tokens."""
 
-    __slots__ = ("_data", "_seed", "_stride", "_unit", "length", "marks", "whole")
+    __slots__ = ("_chain", "_data", "_unit", "length", "marks", "shape", "whole")
 
-    def __init__(self, data: bytes, seed: bytes, *, stride: int, unit: int) -> None:
-        self._data, self._seed, self._stride, self._unit = data, seed, stride, unit
+    def __init__(self, data: bytes, seed: bytes, shape: bytes, *, unit: int) -> None:
+        self._data, self._unit = data, unit
+        self._chain = Chain(seed)
+        self._chain.add(data)
+        self.shape = shape
         self.length = len(data) // unit
-        self.marks: list[bytes] = []
-        state = xxhash.xxh3_128(seed)
-        step = stride * unit
-        for start in range(0, len(data) // step * step, step):
-            state.update(data[start : start + step])
-            self.marks.append(state.digest())
+        self.marks = self._chain.marks
         self.whole = self._digest(self.length)
 
     def _digest(self, length: int) -> bytes:
-        return xxhash.xxh3_128_digest(b"whole" + self._seed + self._data[: length * self._unit])
+        return xxhash.xxh3_128_digest(self._data[: length * self._unit])
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """See `History`."""
         return length <= self.length and self._digest(length) == whole
 
-    def replied_with(self, length: int, reply: bytes) -> bool:  # noqa: ARG002 - a continued text shows no seams
+    def continued(self, reply: Reply) -> list[bytes]:
+        """See `History`. Of token ids the reply's text says nothing."""
+        if self._unit == ID_BYTES:
+            return self.marks
+        chain = self._chain.copy()
+        chain.add(utf8(reply.text))
+        return chain.marks
+
+    def parts(self, depth: int) -> int:
         """See `History`."""
-        return False
+        return depth
 
     def tokens_at(self, depth: int) -> int | None:
         """See `History`."""
-        return depth * self._stride if self._unit == ID_BYTES else None
+        if self._unit != ID_BYTES:
+            return None
+        offset = STRIDE_BYTES
+        for _ in range(depth - 1):
+            offset += stride_at(offset)
+        return offset // ID_BYTES
 
     def boundary(self, prompt_tokens: int) -> tuple[tuple[int, int], ...]:  # noqa: ARG002 - text may join at its end
         """See `History`."""
         return ()
-
-
-def utf8(text: str) -> bytes:
-    """Return text as bytes; JSON allows halves of surrogate pairs, which have no UTF-8."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-class _SentCall(msgspec.Struct):
-    function: dict[str, str] | None = None
-
-
-class _SentMessage(msgspec.Struct):
-    """An assistant's message as clients send it back: text or text parts, and tool calls."""
-
-    role: str
-    content: str | list[dict[str, object]] | None = None
-    tool_calls: list[_SentCall] | None = None
-
-
-def _sent_reply_digest(message: Fields) -> bytes:
-    if bytes(message.get("role", b"")) != b'"assistant"':
-        return b""
-    try:
-        sent = msgspec.convert({name: msgspec.json.decode(value) for name, value in message.items()}, _SentMessage)
-    except (msgspec.DecodeError, RecursionError):
-        return b""
-    content = sent.content or ""
-    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-    functions = [call.function or {} for call in sent.tool_calls or []]
-    return digest_of_reply(text, [(each.get("name", ""), each.get("arguments", "")) for each in functions])
-
-
-def reply_digest(reply: Reply) -> bytes:
-    """Return the digest of an engine's reply, equal to that of the message in which a client sends it back.
-
-    Reasoning and call ids do not count: clients leave them out or change them, and the digest only chooses among
-    handles of one and the same prompt.
-    """
-    calls = [(call.name, call.arguments) for _, call in sorted(reply.tool_calls.items())]
-    return digest_of_reply(reply.text, calls)
-
-
-def digest_of_reply(text: str, calls: list[tuple[str, str]]) -> bytes:
-    """Return the digest of a reply's text and its calls, each a name and its arguments."""
-    return xxhash.xxh3_128_digest(canonical([text, calls]))

@@ -2,85 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from duplex_router.wire.fields import Fields
-from duplex_router.wire.messages import canonical_input
+from duplex_router.wire.reply import Reply
 
-from .history import Conversation, canonical, digest_of_reply
+from .canonical import (
+    ASSISTANT,
+    assistant_bytes,
+    call_bytes,
+    calls_of,
+    canonical_json,
+    decoded,
+    joined_text,
+    text_message,
+)
 
 _STAMP = "x-anthropic-billing-header"
 """What Claude Code begins a system block with that differs from request to request; vLLM leaves such blocks out of the
 prompt (anthropic/serving.py, 0.33.0)."""
 
+_NAMES = frozenset({"id", "call_id", "status"})
+"""What names an item, and changes nothing in the prompt that an engine could not see in its tokens."""
+
 _CACHE_CONTROL = "cache_control"
 """Clients move this marker to the newest block with each turn; vLLM ignores it."""
 
 
-def _decoded(message: Fields) -> dict[str, Any]:
-    return {name: msgspec.json.decode(value) for name, value in message.items()}
+def item_bytes(item: Fields, *, exact: bool) -> bytes:
+    """Return an item's canonical form; see `canonical`. Loosely, reasoning is nothing: clients drop it."""
+    fields = decoded(item)
+    if exact:
+        return canonical_json(fields)
+    if fields.get("type") == "function_call":
+        return call_bytes(str(fields.get("name", "")), str(fields.get("arguments", "")))
+    if fields.get("type") == "reasoning":
+        return b""
+    content = fields.get("content")
+    if fields.get("role") == ASSISTANT or ("role" in fields and isinstance(content, str)):
+        return text_message(str(fields["role"]), joined_text(content, ""))
+    return canonical_json({name: value for name, value in fields.items() if name not in _NAMES})
 
 
-class ResponseItems(Conversation):
-    """A history of items: one mark an item. A reply is a run of items: reasoning, messages, calls."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def sent_reply(messages: list[Fields]) -> bytes:
-        """See `Conversation`."""
-        texts: list[str] = []
-        calls: list[tuple[str, str]] = []
-        said = False
-        for message in messages:
-            item = _decoded(message)
-            if item.get("type") == "function_call":
-                calls.append((str(item.get("name", "")), str(item.get("arguments", ""))))
-            elif item.get("role") == "assistant":
-                texts.append(_text(item.get("content")))
-            elif item.get("type") != "reasoning":
-                break
-            said = True
-        return digest_of_reply("".join(texts), calls) if said else b""
+def reply_items(reply: Reply) -> list[bytes]:
+    """Return an engine's reply as the items in which a client sends it back."""
+    said = [text_message(ASSISTANT, reply.text)] if reply.text else []
+    return said + [call_bytes(*call) for call in calls_of(reply)]
 
 
-class AnthropicMessages(Conversation):
-    """A history of Anthropic's messages: one mark a message."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def message_bytes(message: Fields) -> bytes:
-        """See `Conversation`. A text is the same as one block of it."""
-        fields = _decoded(message)
-        content = fields.get("content")
-        if isinstance(content, str):
-            fields["content"] = [{"type": "text", "text": content}]
-        return canonical(without_cache_control(fields))
-
-    @staticmethod
-    def sent_reply(messages: list[Fields]) -> bytes:
-        """See `Conversation`."""
-        message = _decoded(messages[0])
-        if message.get("role") != "assistant":
-            return b""
-        content = message.get("content")
+def blocks_bytes(message: Fields, *, exact: bool) -> bytes:
+    """Return an Anthropic message's canonical form; see `canonical`. A text is the same as one block of it."""
+    fields = decoded(message)
+    content = fields.get("content")
+    if not exact and fields.get("role") == ASSISTANT:
         blocks = content if isinstance(content, list) else []
         calls = [
-            (str(block.get("name", "")), canonical_input(canonical(block.get("input"))))
+            (str(block.get("name", "")), canonical_json(block.get("input")).decode())
             for block in blocks
             if isinstance(block, dict) and block.get("type") == "tool_use"
         ]
-        return digest_of_reply(_text(content), calls)
-
-
-def _text(content: object) -> str:
+        return assistant_bytes(joined_text(content, ""), calls)
     if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+        fields["content"] = [{"type": "text", "text": content}]
+    return canonical_json(without_cache_control(fields))
 
 
 def without_cache_control(value: object) -> object:

@@ -6,6 +6,7 @@ live, so every hold has an owner here until it is released, lapses, or its engin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from duplex_router.wire.params import Handle
 
+from .fates import TENANT, Fate, Fates
 from .history import History
 
 EXPIRY_MARGIN_SECONDS = HANDLE_EXPIRY_MARGIN_SECONDS + 1.0
@@ -26,10 +28,11 @@ MAX_CANDIDATES = 8
 class Entry:
     """One handle and what is known of its hold.
 
-    `engine`: key of the decode engine that holds, `prefill` of the one that handed it the prompt. `deadline`: when the
-    hold lapses, on this router's clock; `margin`: how long before that no pull may start.
-    `tokens_known`: (marks, tokens) where the prompt's token count up to a mark was seen. `pulls`: prefill legs that
-    may read the hold now; `turns`: turns under way that came from it. `retired`: replaced, released when no pull runs.
+    `engine`: key of the decode engine that holds, `prefill` of the one that handed it the prompt. `marks`: of the
+    prompt and the reply after it; the first `depth` are the prompt's, which `whole` and `length` name too. `shape`: see
+    `History`. `deadline`: when the hold lapses, on this router's clock; `margin`: how long before that no pull may
+    start. `tokens_known`: (marks, tokens) where the prompt's token count up to a mark was seen. `pulls`: prefill legs
+    that may read the hold now; `turns`: turns under way that came from it. `retired`: released when no pull runs.
     """
 
     handle: Handle
@@ -37,11 +40,12 @@ class Entry:
     revision: str
     tenant: bytes
     marks: list[bytes]
+    depth: int
     whole: bytes
     length: int
-    reply: bytes
     created: float
     deadline: float
+    shape: bytes = b""
     tokens_known: tuple[tuple[int, int], ...] = ()
     margin: float = EXPIRY_MARGIN_SECONDS
     prefill: str = ""
@@ -66,17 +70,21 @@ class Match:
 Usable = Callable[[Entry], str]
 """Says why an entry must not be offered now; empty where it may."""
 
+_Index = dict[bytes, dict[Entry, None]]
+"""One tenant's entries by mark, the newest last."""
+
 
 class Ledger:
     """All entries of one router, by content, by engine, and by age. Every operation is O(marks) at most."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._by_mark: dict[bytes, dict[Entry, None]] = {}
+        self._by_tenant: dict[bytes, _Index] = {}
         self._by_engine: dict[str, dict[Entry, None]] = {}
         self._held: Counter[str] = Counter()
         self._boots: dict[str, str] = {}
         self._to_release: list[Entry] = []
+        self._fates = Fates()
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -96,56 +104,67 @@ class Ledger:
         A boot other than its engine's last one drops all that the old boot held.
         """
         if self._boots.get(entry.engine, entry.handle.boot) != entry.handle.boot:
-            self.forget_engine(entry.engine)
+            self.forget_engine(entry.engine, Fate.BOOT)
         self._boots[entry.engine] = entry.handle.boot
-        self._retire_equals(entry)
+        index = self._by_tenant.setdefault(entry.tenant, {})
+        self._retire_equals(entry, index)
         self._by_engine.setdefault(entry.engine, {})[entry] = None
         self.tokens += entry.handle.tokens
         self._held[entry.engine] += entry.handle.tokens
+        index = self._by_tenant.setdefault(entry.tenant, index)
         for mark in entry.marks:
-            self._by_mark.setdefault(mark, {})[entry] = None
+            index.setdefault(mark, {})[entry] = None
+        self._note(entry, Fate.HELD)
 
-    def _retire_equals(self, entry: Entry) -> None:
+    def _retire_equals(self, entry: Entry, index: _Index) -> None:
         """Retire older entries that hold the very same: one of them is as good as all."""
-        same = self._by_mark.get(entry.marks[-1], {}) if entry.marks else {}
+        same = index.get(entry.marks[-1], {}) if entry.marks else {}
         older = [each for _, each in zip(range(MAX_CANDIDATES), reversed(same), strict=False)]
         for each in older:
-            if (each.whole, each.reply, each.tenant) == (entry.whole, entry.reply, entry.tenant):
-                self.retire(each)
+            if len(each.marks) == len(entry.marks) and (each.whole, each.shape) == (entry.whole, entry.shape):
+                self.retire(each, Fate.REPLACED)
+
+    def _note(self, entry: Entry, fate: Fate) -> None:
+        if fate is not Fate.REPLACED:  # what replaced it has a fate of its own
+            self._fates.note(entry.marks[entry.depth - 1], entry.tenant, fate)
 
     def match(self, history: History, tenant: bytes, usable: Usable) -> Match:
-        """Find the deepest usable match, of equals the one whose reply follows, of those the newest."""
+        """Find the deepest usable match, of equals one of the same shape, of those the newest."""
         now = self._clock()
-        reason = ""
-        for depth in range(len(history.marks), 0, -1):
-            found = self._by_mark.get(history.marks[depth - 1])
-            if not found:
-                continue
+        index, marks = self._by_tenant.get(tenant, {}), history.marks
+        # Who has a mark has all before it, so the deepest known one can be searched by halving.
+        deepest = bisect_left(range(len(marks)), True, key=lambda position: marks[position] not in index)
+        reason, seen = "", 0
+        for depth in range(deepest, 0, -1):
+            found = index[marks[depth - 1]]
+            if len(found) == seen:
+                continue  # the same entries as one mark deeper
+            seen = len(found)
             best: Entry | None = None
             for _, entry in zip(range(MAX_CANDIDATES), reversed(found), strict=False):
                 why = self._why_not(entry, tenant, now) or usable(entry)
                 if why:
                     reason = reason or why
-                elif history.replied_with(entry.length, entry.reply):
+                elif entry.shape == history.shape:
                     best = entry
                     break
                 else:
                     best = best or entry
             if best is not None:
                 return Match(best, depth)
-        return Match(reason=reason)
+        return Match(reason=reason or self._fates.why(marks, tenant))
 
     @staticmethod
     def _why_not(entry: Entry, tenant: bytes, now: float) -> str:
-        if entry.tenant != tenant:  # the seed of the marks has the tenant too: this does not rest on digests alone
-            return "tenant"
-        return "expired" if now >= entry.usable_until() else ""
+        if entry.tenant != tenant:  # each tenant has an index of its own: this does not rest on that alone
+            return TENANT
+        return Fate.EXPIRED if now >= entry.usable_until() else ""
 
-    def shared(self, history: History, depth: int) -> bool:
-        """Tell whether more than one entry has the first `depth` marks of this history."""
-        return len(self._by_mark.get(history.marks[depth - 1], ())) > 1
+    def shared(self, history: History, depth: int, tenant: bytes) -> bool:
+        """Tell whether more than one of a tenant's entries has the first `depth` marks of this history."""
+        return len(self._by_tenant.get(tenant, {}).get(history.marks[depth - 1], ())) > 1
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: Entry, fate: Fate) -> None:
         """Remove an entry whose handle is about to be used up or whose hold is gone: nothing is released."""
         entries = self._by_engine.get(entry.engine, {})
         if entry not in entries:
@@ -156,22 +175,28 @@ class Ledger:
             del self._by_engine[entry.engine]
             del self._held[entry.engine]
         self.tokens -= entry.handle.tokens
-        self._unindex(entry)
+        if not entry.retired:
+            self._unindex(entry)
+            self._note(entry, fate)
 
     def _unindex(self, entry: Entry) -> None:
+        index = self._by_tenant.get(entry.tenant, {})
         for mark in entry.marks:
-            found = self._by_mark.get(mark)
+            found = index.get(mark)
             if found is not None:
                 found.pop(entry, None)
                 if not found:
-                    del self._by_mark[mark]
+                    del index[mark]
+        if not index:
+            self._by_tenant.pop(entry.tenant, None)
 
-    def retire(self, entry: Entry) -> None:
+    def retire(self, entry: Entry, fate: Fate) -> None:
         """Say that an entry is of no more use: it is not offered again, and released once no pull of it runs."""
         if entry.retired:
             return
-        entry.retired = True
         self._unindex(entry)
+        self._note(entry, fate)
+        entry.retired = True
         self._release_if_free(entry)
 
     def start_pull(self, entry: Entry) -> bool:
@@ -188,7 +213,7 @@ class Ledger:
 
     def _release_if_free(self, entry: Entry) -> None:
         if entry.pulls == 0 and entry in self._by_engine.get(entry.engine, {}):
-            self.take(entry)
+            self.take(entry, Fate.REPLACED)
             self._to_release.append(entry)
 
     def due_releases(self) -> list[Entry]:
@@ -196,11 +221,11 @@ class Ledger:
         due, self._to_release = self._to_release, []
         return due
 
-    def forget_engine(self, engine: str) -> int:
+    def forget_engine(self, engine: str, fate: Fate) -> int:
         """Drop all entries of an engine that is gone or has started anew; return how many."""
         entries = list(self._by_engine.get(engine, ()))
         for entry in entries:
-            self.take(entry)
+            self.take(entry, fate)
         self._boots.pop(engine, None)
         return len(entries)
 
@@ -213,7 +238,7 @@ class Ledger:
         now = self._clock()
         lapsed = [entry for entry in self if entry.deadline <= now and entry.pulls == 0]
         for entry in lapsed:
-            self.take(entry)
+            self.take(entry, Fate.EXPIRED)
         return len(lapsed)
 
     def keep_within(self, engine: str, tokens: int) -> int:
@@ -224,15 +249,15 @@ class Ledger:
             if excess <= 0:
                 break
             if entry.turns == 0 and not entry.retired:
-                self.retire(entry)
+                self.retire(entry, Fate.OVER_BUDGET)
                 excess -= entry.handle.tokens
                 retired += 1
         return retired
 
     def retire_all(self) -> None:
-        """Retire every entry: the router ends."""
+        """Retire every entry: the router ends, or nothing shall be held any more."""
         for entry in list(self):
-            self.retire(entry)
+            self.retire(entry, Fate.DISABLED)
 
 
 @dataclass(slots=True)
@@ -258,6 +283,6 @@ def unproved_tokens(ledger: Ledger, match: Match, history: History) -> Boundary:
     if not known:
         return Boundary(reason="unproved")
     depth, tokens = max(known)
-    if ledger.shared(history, depth):
+    if ledger.shared(history, depth, entry.tenant):
         return Boundary(reason="shared-history")
     return Boundary(tokens=tokens)

@@ -1,9 +1,16 @@
-"""What of a request body makes its history, endpoint by endpoint, and what else decides the rendered prompt."""
+"""What of a request body makes its history, endpoint by endpoint, and what else decides the rendered prompt.
+
+Engines that prove their tokens get the deepest handle that shares content at all: the chain covers tools, system and
+messages and is seeded with little. For stock engines the chain must never say more than is so: it is seeded with
+whatever may decide the prompt, and its messages are compared exactly.
+"""
 
 from __future__ import annotations
 
 import array
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from typing import Annotated, Protocol
 
 import msgspec
 import xxhash
@@ -12,9 +19,11 @@ from msgspec import Raw
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Fields
 from duplex_router.wire.inference import Endpoint, Inference
+from duplex_router.wire.reply import Reply
 
-from .history import ID_BYTES, TEXT_STRIDE, TOKEN_STRIDE, Conversation, History, PlainPrompt, canonical, utf8
-from .items import AnthropicMessages, ResponseItems, system_without_stamp, without_cache_control
+from .canonical import canonical_json, message_bytes, reply_message, utf8
+from .history import ID_BYTES, Conversation, History, PlainPrompt
+from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
 
 NEUTRAL_FIELDS = frozenset(
     {
@@ -65,6 +74,22 @@ NEUTRAL_FIELDS = frozenset(
 )
 """Fields that change neither the prompt's tokens nor their KV. Whatever is not known here counts as deciding them."""
 
+SEEDING_FIELDS = ("model", "cache_salt", "chat_template")
+"""Fields without which no token's KV can be the same: all that seeds the chain where tokens are proved."""
+
+PRELUDE_FIELDS = ("tools", "system", "instructions")
+"""Fields that a template renders before all messages."""
+
+
+class PartForm(Protocol):
+    """Puts a message, or an item, into canonical form; nothing where it is none of the history."""
+
+    def __call__(self, fields: Fields, /, *, exact: bool) -> bytes:
+        """Return the form."""
+        ...
+
+
+ReplyForm = Callable[[Reply], list[bytes]]
 
 _CONTENT = {
     Endpoint.CHAT: "messages",
@@ -72,21 +97,21 @@ _CONTENT = {
     Endpoint.RESPONSES: "input",
     Endpoint.MESSAGES: "messages",
 }
-_CONVERSATIONS = {
-    Endpoint.CHAT: Conversation,
-    Endpoint.RESPONSES: ResponseItems,
-    Endpoint.MESSAGES: AnthropicMessages,
+_FORMS: dict[Endpoint, tuple[PartForm, ReplyForm]] = {
+    Endpoint.CHAT: (message_bytes, reply_message),
+    Endpoint.RESPONSES: (item_bytes, reply_items),
+    Endpoint.MESSAGES: (blocks_bytes, reply_message),
 }
-_decode_messages = msgspec.json.Decoder(list[Fields]).decode
+_decode_messages = msgspec.json.Decoder(Annotated[list[Fields], msgspec.Meta(min_length=1)]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
-def read_history(request: Inference, tenant: bytes) -> History | None:
+def read_history(request: Inference, *, proved: bool) -> History | None:
     """Return a request's history; None where its content is of no kind that can be followed.
 
-    Raises RequestError where the field that should hold the content is missing or malformed, so that no engine need
-    be asked.
+    `proved`: the engines prove the tokens of what they pull. Raises RequestError where the field that should hold the
+    content is missing or malformed, so that no engine need be asked.
     """
     name = _CONTENT[request.endpoint]
     raw = request.fields.get(name)
@@ -94,43 +119,60 @@ def read_history(request: Inference, tenant: bytes) -> History | None:
         if request.endpoint is Endpoint.COMPLETIONS and "prompt_embeds" in request.fields:
             return None
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is missing.", param=name)
-    seed = _seed(request, tenant)
+    apart = PRELUDE_FIELDS if proved else ()
+    shape = _digest_of(request, sorted(request.fields.keys() - NEUTRAL_FIELDS - set(apart)))
+    seed = _digest_of(request, SEEDING_FIELDS) if proved else shape
     try:
-        return _read(request.endpoint, raw, seed)
+        return _read(request, raw, seed, shape, proved=proved)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is malformed: {error}.", param=name) from error
 
 
-def _read(endpoint: Endpoint, raw: Raw, seed: bytes) -> History | None:
-    if endpoint is Endpoint.COMPLETIONS:
-        return _prompt(raw, seed)
-    if endpoint is Endpoint.RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
+def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bool) -> History | None:
+    if request.endpoint is Endpoint.COMPLETIONS:
+        return _prompt(raw, seed, shape)
+    if request.endpoint is Endpoint.RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
         messages = [{"role": Raw(b'"user"'), "content": raw}]  # a text is one message of the user's
     else:
         messages = _decode_messages(raw)
-    if not messages:
-        raise msgspec.DecodeError("it is empty")
-    return _CONVERSATIONS[endpoint](messages, seed)
+    form, reply_form = _FORMS[request.endpoint]
+    parts = [part for part in (form(message, exact=not proved) for message in messages) if part]
+    return Conversation(_prelude(request) if proved else [], parts, seed, shape, reply_form)
 
 
-def _seed(request: Inference, tenant: bytes) -> bytes:
-    """Return the digest that the chain starts from: all that decides the prompt but the history itself."""
-    state = xxhash.xxh3_128(tenant)
-    state.update(b"\0" + request.endpoint.encode())
-    anthropic = request.endpoint is Endpoint.MESSAGES
-    for name in sorted(request.fields.keys() - NEUTRAL_FIELDS):
-        value = msgspec.json.decode(request.fields[name])
-        if anthropic:
-            value = system_without_stamp(value) if name == "system" else without_cache_control(value)
-        state.update(b"\0" + name.encode() + b"\0" + canonical(value))
+def _value(request: Inference, name: str) -> object:
+    """Return what counts of a field; None where it is absent or null."""
+    raw = request.fields.get(name)
+    value: object = None if raw is None else msgspec.json.decode(raw)
+    if request.endpoint is not Endpoint.MESSAGES:
+        return value
+    return system_without_stamp(value) if name == "system" else without_cache_control(value)
+
+
+def _digest_of(request: Inference, names: Iterable[str]) -> bytes:
+    state = xxhash.xxh3_128(request.endpoint.encode())
+    for name in names:
+        value = _value(request, name)
+        if value is not None:
+            state.update(b"\0" + name.encode() + b"\0" + canonical_json(value))
     return state.digest()
 
 
-def _prompt(raw: Raw, seed: bytes) -> PlainPrompt | None:
+def _prelude(request: Inference) -> list[bytes]:
+    """Return tools, one by one, and what else stands before all messages."""
+    found: list[bytes] = []
+    for name in PRELUDE_FIELDS:
+        value = _value(request, name)
+        if value is not None:
+            found += map(canonical_json, value if isinstance(value, list) else [value])
+    return found
+
+
+def _prompt(raw: Raw, seed: bytes, shape: bytes) -> PlainPrompt | None:
     start = bytes(memoryview(raw)[:64])
     if start[:1] == b'"':
-        return PlainPrompt(utf8(_decode_text(raw)), seed, stride=TEXT_STRIDE, unit=1)
+        return PlainPrompt(utf8(_decode_text(raw)), seed, shape, unit=1)
     if start[:1] == b"[" and start[1:].lstrip()[:1] not in (b"[", b'"'):
         ids = array.array("I", _decode_ids(raw))
-        return PlainPrompt(ids.tobytes(), seed, stride=TOKEN_STRIDE, unit=ID_BYTES)
+        return PlainPrompt(ids.tobytes(), seed, shape, unit=ID_BYTES)
     return None

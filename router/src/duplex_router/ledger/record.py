@@ -18,7 +18,7 @@ from duplex_router.wire.params import Handle
 
 from .ledger import Entry
 
-MAGIC = b"dxl1"
+MAGIC = b"dxl2"
 MARK_BYTES = 16
 LONGEST_SECONDS = 7 * 24 * 3600.0
 """No deadline lies further ahead (a guarded engine holds no longer): what says so has a wrong clock."""
@@ -55,9 +55,10 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     revision: str
     tenant: bytes
     marks: bytes
+    depth: int
     whole: bytes
     length: int
-    reply: bytes
+    shape: bytes
     created: float
     deadline: float
     tokens_known: tuple[tuple[int, int], ...]
@@ -77,9 +78,10 @@ def encode_entry(entry: Entry, clocks: Clocks) -> bytes:
         revision=entry.revision,
         tenant=entry.tenant,
         marks=b"".join(entry.marks),
+        depth=entry.depth,
         whole=entry.whole,
         length=entry.length,
-        reply=entry.reply,
+        shape=entry.shape,
         created=clocks.to_wall(entry.created),
         deadline=clocks.to_wall(entry.deadline),
         tokens_known=entry.tokens_known,
@@ -110,9 +112,10 @@ def decode_entry(data: bytes, clocks: Clocks) -> Entry:
         revision=record.revision,
         tenant=record.tenant,
         marks=[marks[start : start + MARK_BYTES] for start in range(0, len(marks), MARK_BYTES)],
+        depth=record.depth,
         whole=record.whole,
         length=record.length,
-        reply=record.reply,
+        shape=record.shape,
         created=clocks.to_own(record.created),
         deadline=clocks.to_own(record.deadline),
         tokens_known=record.tokens_known,
@@ -129,5 +132,7 @@ def _check(record: _Record, clocks: Clocks) -> None:
         raise RecordError("its times are no numbers")
     if not clocks.wall < record.deadline <= clocks.wall + LONGEST_SECONDS:
         raise RecordError("its deadline has passed, or is too far ahead")
+    if not 0 < record.depth <= len(record.marks) // MARK_BYTES:
+        raise RecordError("its prompt is longer than its marks")
     if record.margin < 0 or record.length < 0 or any(min(pair) < 0 for pair in record.tokens_known):
         raise RecordError("it has negative counts")

@@ -45,6 +45,7 @@ class Counters:
     eligible: int = 0
     full: int = 0
     partial: int = 0
+    missed: int = 0
     pulled_tokens: int = 0
     computed_tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)

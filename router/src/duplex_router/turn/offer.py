@@ -8,6 +8,7 @@ from enum import StrEnum
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.fleet.fleet import Fleet
+from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
 from duplex_router.wire.inference import Endpoint, Inference
@@ -21,7 +22,12 @@ class Rejection(StrEnum):
     UNSUPPORTED_INPUT = "unsupported-input"
     TENANT = "tenant"
     EXPIRED = "expired"
+    USED = "used"
+    OVER_BUDGET = "over-budget"
+    BOOT = "boot"
     ENGINE_GONE = "engine-gone"
+    DRAINING = "draining"
+    USELESS = "useless"
     REVISION = "revision"
     UNPROVED = "unproved"
     SHARED_HISTORY = "shared-history"
@@ -29,7 +35,6 @@ class Rejection(StrEnum):
     UNSUPPORTED_GROUPS = "unsupported-groups"
     PREFILL_FAILED = "prefill-failed"
     BROKEN_PAIR = "broken-pair"
-    SPENT = "spent"
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ class Offers:
     def _why_not(self, entry: Entry) -> str:
         engine = self._fleet.engines.get(entry.engine)
         if engine is None or not engine.serving:
-            return Rejection.ENGINE_GONE
+            return Rejection.DRAINING if engine is not None and engine.draining else Rejection.ENGINE_GONE
         return "" if self._fleet.complete(entry.revision) else Rejection.REVISION
 
     def _from_stock(self, request: Inference, history: History, match: Match, block_size: int) -> Offer:
@@ -116,5 +121,5 @@ class Offers:
         if params is None:
             unfit = Rejection.UNSUPPORTED_GROUPS if tokens else Rejection.UNPROVED
             return Offer(entry, match.depth, reason=boundary.reason or unfit)
-        self._ledger.take(entry)
+        self._ledger.take(entry, Fate.USED)
         return Offer(entry, match.depth, params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from duplex_connector.proof import Reason
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
+from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import Entry
 from duplex_router.wire.params import PrefillAnswer
 
@@ -91,7 +92,7 @@ class Offering:
         """Say that the handle has been read, and that the turn is done again: a stock engine's was for one read."""
         if self.live and not self._subject.guarded:
             self.live = False
-            self.offer.params, self.offer.reason = None, Rejection.SPENT
+            self.offer.params, self.offer.reason = None, Rejection.USED
             self.outcome = outcome_of(self.offer, None, offered=False)
 
     def pull_ended(self, *, surely: bool) -> None:
@@ -120,7 +121,7 @@ class Offering:
         elif self.outcome.pulled:
             fleet.transfer_worked(engine.key, source.engine, Way.PULL)
         if self.outcome.reason in USELESS_HANDLE:
-            self._core.ledger.retire(source)
+            self._core.ledger.retire(source, Fate.USELESS)
             self._core.keeper.flush()
 
     def failed(self, result: Answer | Failure, *, elsewhere: bool) -> None:

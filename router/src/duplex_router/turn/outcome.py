@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from duplex_connector.contract import Header
 from duplex_connector.proof import Outcome as ProofOutcome
+from duplex_router.ledger.fates import TENANT
 from duplex_router.wire.heads import Headers
 from duplex_router.wire.params import PrefillAnswer
 
@@ -28,8 +29,12 @@ class Outcome:
     proved: int = 0
 
     def headers(self, request_id: bytes) -> Headers:
-        """Return the headers that a client gets with every answer of a turn."""
-        reuse = f"{self.kind};reason={self.reason}" if self.reason and self.kind == REJECTED else self.kind
+        """Return the headers that a client gets with every answer of a turn.
+
+        That another tenant has the same history is counted and explained to the operator, never told to a client.
+        """
+        kind, reason = (MISS, "") if self.reason == TENANT else (self.kind, self.reason)
+        reuse = f"{kind};reason={reason}" if reason and kind == REJECTED else kind
         return (
             (Header.REUSE.encode(), reuse.encode()),
             (Header.TOKENS.encode(), b"pulled=%d,computed=%d" % (self.pulled, self.computed)),
@@ -47,6 +52,8 @@ class Outcome:
             counters.partial += 1
         elif self.kind == REJECTED:
             counters.rejected[self.reason] += 1
+        else:
+            counters.missed += 1
 
     def explain(self) -> dict[str, str | int]:
         """Return it for the explanation of a turn."""

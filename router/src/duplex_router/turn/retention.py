@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
-from duplex_router.ledger.history import reply_digest
+from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.params import Handle
@@ -56,10 +56,11 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         prefill=finished.prefill,
         revision=finished.revision,
         tenant=subject.tenant,
-        marks=history.marks,
+        marks=history.continued(finished.observer.reply),
+        depth=len(history.marks),
         whole=history.whole,
         length=history.length,
-        reply=reply_digest(finished.observer.reply),
+        shape=history.shape,
         created=now,
         deadline=now + subject.ttl,
         margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
@@ -70,7 +71,7 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     )
     core.ledger.add(entry)
     if source is not None and history.begins_with(source.whole, source.length):
-        core.ledger.retire(source)
+        core.ledger.retire(source, Fate.REPLACED)
     if engine.kv_tokens is not None:
         budget = engine.kv_tokens * subject.document.policy.retention_percent // 100
         core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)

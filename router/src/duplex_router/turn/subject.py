@@ -28,7 +28,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         """Read the history."""
-        self.history = read_history(self.request, self.tenant)
+        self.history = read_history(self.request, proved=self.guarded)
         if not (self.guarded or self.request.tells_handle or self.request.whole):
             # A stock engine that is handed KV holds the turn's in its turn, and here nobody could ever name that hold.
             self.request.whole = "untold-handle"
@@ -51,3 +51,10 @@ class Subject:
         told = self.request.tells_handle and (policy.streams or not self.request.stream)
         kept = policy.bidirectional and not self.request.whole and followed and told
         return policy.ttl_seconds if kept else 0
+
+    def depths(self, matched: int) -> dict[str, int]:
+        """Return, for an explanation, how many parts of the history there are and how many the ledger's match has."""
+        history = self.history
+        if history is None:
+            return {"matchedDepth": 0, "historyDepth": 0}
+        return {"matchedDepth": history.parts(matched), "historyDepth": history.parts(len(history.marks))}

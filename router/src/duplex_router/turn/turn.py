@@ -378,8 +378,7 @@ class Turn:
             "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
             "prefillLegs": self._prefill_legs,
             "decodeLegs": self._decode_legs,
-            "matchedDepth": self._offering.offer.depth,
-            "historyDepth": len(self._subject.history.marks) if self._subject.history is not None else 0,
+            **self._subject.depths(self._offering.offer.depth),
             **self._offering.outcome.explain(),
         }
         core.explanations.add(self._subject.request_id.decode("latin-1"), record)

@@ -1,0 +1,119 @@
+"""Messages and tools in one canonical form, so that equal content has equal bytes however a client wrote it.
+
+Two forms. The exact one keeps everything but spelling (order of keys, white space, escapes, nulls, a lone text part for
+a string: vLLM renders those alike); it is what a stock engine's handle may be trusted on. The loose one also drops what
+clients change when they send a reply back (reasoning, call ids, the spelling of arguments): it finds handles for
+engines that prove the tokens themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from duplex_router.wire.fields import Fields
+from duplex_router.wire.reply import Reply
+
+_QUOTE = ord('"')
+_ROLE_AND_CONTENT = {"role", "content"}
+_LONE_TEXT = {"type", "text"}
+ASSISTANT = "assistant"
+_TOOL = "tool"
+
+_decode_text = msgspec.json.Decoder(str).decode
+canonical_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+def message_bytes(message: Fields, *, exact: bool) -> bytes:
+    """Return a message's canonical form. The usual kind, role and text, needs no decoding into objects."""
+    content = message.get("content")
+    if content is not None and message.keys() == _ROLE_AND_CONTENT and memoryview(content)[0] == _QUOTE:
+        return text_message(_decode_text(message["role"]), _decode_text(content))
+    fields = decoded(message)
+    text = _lone_text(fields.get("content"))
+    if text is not None:
+        fields["content"] = text
+    role = fields.get("role")
+    if not exact and role == ASSISTANT:
+        return assistant_bytes(joined_text(fields.get("content"), "\n"), _calls(fields.get("tool_calls")))
+    if not exact and role == _TOOL:
+        fields = {name: value for name, value in fields.items() if name in _ROLE_AND_CONTENT}
+    if fields.keys() == _ROLE_AND_CONTENT and isinstance(role, str) and text is not None:
+        return text_message(role, text)
+    return b"j" + canonical_json(fields)
+
+
+def decoded(fields: Fields) -> dict[str, Any]:
+    """Return fields as objects, without those that are null: vLLM takes both alike."""
+    values = {name: msgspec.json.decode(value) for name, value in fields.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def text_message(role: str, text: str) -> bytes:
+    """Return the canonical form of a message that has a role and a text and nothing else."""
+    return b"t" + role.encode() + b"\0" + utf8(text)
+
+
+def assistant_bytes(text: str, calls: list[tuple[str, str]]) -> bytes:
+    """Return the loose form of an assistant's message: its text, and (name, arguments) of each call."""
+    plain = text_message(ASSISTANT, text)
+    return plain + b"\0" + b"".join(call_bytes(*call) for call in calls) if calls else plain
+
+
+def call_bytes(name: str, arguments: str) -> bytes:
+    """Return the loose form of a call."""
+    return canonical_json((name, _same_arguments(arguments)))
+
+
+def reply_message(reply: Reply) -> list[bytes]:
+    """Return an engine's reply as the one message in which a client sends it back."""
+    return [assistant_bytes(reply.text, calls_of(reply))]
+
+
+def calls_of(reply: Reply) -> list[tuple[str, str]]:
+    """Return (name, arguments) of a reply's calls."""
+    return [(call.name, call.arguments) for _, call in sorted(reply.tool_calls.items())]
+
+
+def utf8(text: str) -> bytes:
+    """Return a text's bytes; half a surrogate pair, which JSON can spell, has bytes of its own too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _lone_text(content: object) -> str | None:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        part = content[0]
+        if part.keys() == _LONE_TEXT and part["type"] == "text" and isinstance(part["text"], str):
+            return str(part["text"])
+    return None
+
+
+def joined_text(content: object, between: str) -> str:
+    """Return the text of a string or of a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts: Iterable[Any] = content if isinstance(content, list) else ()
+    return between.join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text") is not None)
+
+
+def _calls(calls: object) -> list[tuple[str, str]]:
+    found = []
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            arguments = function.get("arguments", "")
+            text = arguments if isinstance(arguments, str) else canonical_json(arguments).decode()
+            found.append((str(function.get("name", "")), text))
+    return found
+
+
+def _same_arguments(arguments: str) -> str:
+    """Return arguments without their spelling, where they are JSON."""
+    try:
+        return canonical_json(msgspec.json.decode(arguments)).decode()
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return arguments
