@@ -9,7 +9,7 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-api conformance e2e e2e-vllm bench-router lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-api conformance prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ test-unit: setup ## Unit tests (no cluster)
 
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
 	$(BIN)/pytest -q -m apiserver
+
+prove-guards: setup ## Take each safety guard out of a copy of the source and see that a test fails (ONLY=name JOBS=2)
+	PYTHONPATH=tools $(BIN)/python -m prove_guards --jobs $(or $(JOBS),2) $(if $(ONLY),--only "$(ONLY)")
 
 e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
 	$(BIN)/pytest -q -m lab e2e/lab/tests e2e/scenarios

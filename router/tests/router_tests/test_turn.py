@@ -316,6 +316,17 @@ def test_a_decode_engine_that_is_gone_is_not_pulled_from(stage: Stage) -> None:
     assert held(stage) == set()
 
 
+def test_an_engine_that_serves_no_more_is_not_pulled_from(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.fleet.engines["d1:1"].serving = False
+    _, client = stage.begin(SECOND)
+    prefill = stage.transport.take()
+    assert prefill.params["remote_block_ids"] is None
+    prefill.prefilled()
+    stage.transport.take().stream()
+    assert reuse(client) == b"rejected;reason=engine-gone"
+
+
 def test_a_new_boot_at_the_same_address_drops_old_handles(stage: Stage) -> None:
     stage.whole_turn(FIRST, request="hold-1", engine="boot-1")
     stage.whole_turn([{"role": "user", "content": "else"}], request="hold-2", engine="boot-2")

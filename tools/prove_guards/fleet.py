@@ -1,0 +1,85 @@
+"""Guards of the choice of engines and of retries."""
+
+from __future__ import annotations
+
+from .mutation import Mutation
+
+_FLEET = "router/src/duplex_router/fleet"
+_TURN = "router/src/duplex_router/turn"
+_CHOICE = "router/tests/router_tests/test_choice.py"
+_TRIES = "router/tests/router_tests/test_tries.py"
+
+MUTATIONS = (
+    Mutation(
+        "broken pair",
+        "the decode engine is chosen whether or not it can read",
+        f"{_FLEET}/fleet.py",
+        "return not prefill or self.pairs.usable(prefill, engine.key)",
+        "return True",
+        f"{_CHOICE}::test_a_broken_pair_is_avoided_and_neither_engine_is_condemned",
+    ),
+    Mutation(
+        "broken pair",
+        "the prefill engine is chosen whether or not it can pull",
+        f"{_FLEET}/fleet.py",
+        "if holder and not self.pairs.usable(engine.key, holder):",
+        "if False:",
+        f"{_TRIES}::test_a_broken_pair_is_avoided_by_another_prefill_engine",
+    ),
+    Mutation(
+        "broken pair",
+        "a handle is offered to an engine that cannot pull by it",
+        f"{_TURN}/offering.py",
+        "if not core.fleet.pairs.usable(engine.key, source.engine):",
+        "if False:",
+        f"{_TRIES}::test_without_another_prefill_engine_the_handle_is_left_out_and_kept",
+    ),
+    Mutation(
+        "broken pair",
+        "a failed transfer condemns the engine",
+        f"{_FLEET}/engines.py",
+        "if len(self.failed_with) >= PARTNERS_THAT_CONDEMN:",
+        "if True:",
+        f"{_TRIES}::test_a_pull_that_a_guarded_engine_reports_as_failed_counts_against_the_pair",
+    ),
+    Mutation(
+        "circuit breaker",
+        "an engine that failed does not rest",
+        f"{_FLEET}/fleet.py",
+        "able = [engine for engine in able if now >= engine.resting_until] or able",
+        "pass",
+        f"{_CHOICE}::test_an_engine_that_failed_rests_longer_each_time_unless_it_is_the_only_one",
+    ),
+    Mutation(
+        "circuit breaker",
+        "all try a rested engine at once",
+        f"{_FLEET}/engines.py",
+        "        if self.failures:\n            self.resting_until = now + TRIAL_SECONDS\n",
+        "        return\n",
+        f"{_CHOICE}::test_a_rested_engine_is_tried_by_one_leg_until_that_went_well",
+    ),
+    Mutation(
+        "bounded load",
+        "affinity holds whatever the load",
+        f"{_FLEET}/choice.py",
+        "if engine.key == last and own <= bound:",
+        "if engine.key == last:",
+        f"{_CHOICE}::test_a_crowd_of_one_conversation_spreads_out",
+    ),
+    Mutation(
+        "one retry",
+        "a turn is retried without end",
+        f"{_TURN}/tries.py",
+        "again, self._retried = not self._retried, True",
+        "again = True",
+        f"{_TRIES}::test_a_turn_is_retried_once_whichever_leg_fails",
+    ),
+    Mutation(
+        "draining",
+        "a draining engine gets new legs",
+        f"{_FLEET}/engines.py",
+        "return self.ready and not self.draining",
+        "return self.ready",
+        "router/tests/router_tests/test_fleet.py::test_a_draining_engine_gets_no_legs_and_is_still_there",
+    ),
+)

@@ -1,0 +1,150 @@
+"""Guards of the router's ledger and offers: which handle is offered to whom, how often, and when a hold may go."""
+
+from __future__ import annotations
+
+from .mutation import Mutation
+
+_LEDGER = "router/src/duplex_router/ledger/ledger.py"
+_HISTORY = "router/src/duplex_router/ledger/history.py"
+_OFFER = "router/src/duplex_router/turn/offer.py"
+_OFFERING = "router/src/duplex_router/turn/offering.py"
+_TESTS = "router/tests/router_tests"
+
+MUTATIONS = (
+    Mutation(
+        "content match",
+        "a message's content does not enter its mark",
+        _HISTORY,
+        'return b"t" + _decode_text(message["role"]).encode() + b"\\0" + _utf8(_decode_text(content))',
+        'return b"t" + _decode_text(message["role"]).encode() + b"\\0"',
+        f"{_TESTS}/test_ledger.py::test_an_edited_history_matches_up_to_the_edit",
+    ),
+    Mutation(
+        "content match",
+        "what shapes the prompt does not seed the marks",
+        _HISTORY,
+        "for name in sorted(request.fields.keys() - NEUTRAL_FIELDS):",
+        "for name in ():",
+        f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does",
+    ),
+    Mutation(
+        "content match on stock",
+        "a stock handle is trusted beyond the match",
+        _LEDGER,
+        "[(depth, tokens) for depth, tokens in entry.tokens_known if depth <= match.depth]",
+        "list(entry.tokens_known)",
+        f"{_TESTS}/test_ledger.py::test_stock_engines_are_trusted_to_the_end_of_a_former_prompt_only",
+    ),
+    Mutation(
+        "content match on stock",
+        "a stock handle is spent on history that two share",
+        _LEDGER,
+        "    if ledger.shared(history, depth):\n",
+        "    if False:\n",
+        f"{_TESTS}/test_ledger.py::test_stock_handles_are_not_spent_on_history_that_two_share",
+    ),
+    Mutation(
+        "content match on stock",
+        "a template that was not probed counts as stable",
+        _OFFER,
+        "        if slack is None:\n            return Offer(entry, match.depth, reason=Rejection.UNSTABLE_TEMPLATE)\n",
+        "        slack = slack or 0\n",
+        f"{_TESTS}/test_stock_turn.py::test_a_stock_engine_with_an_unprobed_template_gets_no_handle",
+    ),
+    Mutation(
+        "single use on stock",
+        "an offered handle stays in the ledger",
+        _OFFER,
+        "        self._ledger.take(entry)\n",
+        "",
+        f"{_TESTS}/test_stock_turn.py::test_a_stock_handle_is_trimmed_and_used_once",
+    ),
+    Mutation(
+        "single use on stock",
+        "a burnt handle is offered to the next leg",
+        _OFFERING,
+        "if self.live and not (self._subject.guarded and innocent and elsewhere):",
+        "if self.live and not (innocent and elsewhere):",
+        f"{_TESTS}/test_stock_turn.py::test_a_stock_handle_is_burnt_by_a_failure_and_its_hold_released",
+    ),
+    Mutation(
+        "single use on stock",
+        "a turn that is done again offers a spent handle",
+        _OFFERING,
+        "        if self.live and not self._subject.guarded:\n            self.live = False\n",
+        "        if False:\n            self.live = False\n",
+        f"{_TESTS}/test_stock_turn.py::test_a_redone_turn_does_not_offer_a_stock_handle_again",
+    ),
+    Mutation(
+        "no release under a pull",
+        "a retired hold is released while it is read",
+        _LEDGER,
+        "if entry.pulls == 0 and entry in self._by_engine",
+        "if entry in self._by_engine",
+        f"{_TESTS}/test_turn.py::test_a_hold_is_not_released_while_another_turn_pulls_it",
+    ),
+    Mutation(
+        "no release under a pull",
+        "a leg that was cut off reads no more",
+        _OFFERING,
+        "        if surely:\n",
+        "        if True:\n",
+        f"{_TESTS}/test_turn.py::test_the_pull_of_a_leg_that_was_cut_off_counts_a_while_longer",
+    ),
+    Mutation(
+        "no release under a pull",
+        "a hold that was released meanwhile is offered",
+        _OFFERING,
+        "            if not core.ledger.start_pull(source):\n",
+        "            if not core.ledger.start_pull(source) and False:\n",
+        f"{_TESTS}/test_turn.py::test_a_turn_that_is_done_again_does_not_offer_what_was_released_meanwhile",
+    ),
+    Mutation(
+        "expiry margin",
+        "a hold is offered up to its end",
+        _LEDGER,
+        "return self.deadline - self.margin",
+        "return self.deadline",
+        f"{_TESTS}/test_ledger.py::test_an_entry_is_not_matched_within_the_margin_of_its_deadline",
+    ),
+    Mutation(
+        "tenant",
+        "an entry's tenant is not compared",
+        _LEDGER,
+        "        if entry.tenant != tenant:",
+        "        if False:",
+        f"{_TESTS}/test_ledger.py::test_another_tenants_entry_is_not_matched_even_if_the_digests_were_equal",
+    ),
+    Mutation(
+        "tenant",
+        "the tenant does not seed the marks",
+        _HISTORY,
+        "state = xxhash.xxh3_128(tenant)",
+        "state = xxhash.xxh3_128()",
+        f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does",
+    ),
+    Mutation(
+        "boot",
+        "a new boot keeps what the old one held",
+        _LEDGER,
+        "if self._boots.get(entry.engine, entry.handle.boot) != entry.handle.boot:",
+        "if False:",
+        f"{_TESTS}/test_ledger.py::test_a_new_boot_drops_what_the_old_one_held",
+    ),
+    Mutation(
+        "boot",
+        "an engine that is gone keeps its handles",
+        _OFFER,
+        "        if engine is None or not engine.serving:\n            return Rejection.ENGINE_GONE\n",
+        "",
+        f"{_TESTS}/test_turn.py::test_an_engine_that_serves_no_more_is_not_pulled_from",
+    ),
+    Mutation(
+        "revision",
+        "a handle crosses to another revision",
+        _OFFER,
+        'return "" if self._fleet.complete(entry.revision) else Rejection.REVISION',
+        'return ""',
+        f"{_TESTS}/test_turn.py::test_a_handle_never_crosses_to_another_revision",
+    ),
+)

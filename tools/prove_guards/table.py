@@ -1,0 +1,10 @@
+"""All mutations, by part."""
+
+from __future__ import annotations
+
+from .connector import MUTATIONS as CONNECTOR
+from .fleet import MUTATIONS as FLEET
+from .ledger import MUTATIONS as LEDGER
+from .wire import MUTATIONS as WIRE
+
+MUTATIONS = (*CONNECTOR, *LEDGER, *WIRE, *FLEET)
