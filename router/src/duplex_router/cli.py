@@ -23,6 +23,7 @@ from .http.settings import ServerSettings
 from .service import Service, ServiceSettings, Source
 from .source.file import FileSource
 from .source.kubernetes import KubernetesSource
+from .turn.admission import QueueSettings
 from .turn.core import LegSettings
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ GC_THRESHOLDS = (50_000, 20, 20)
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; exits with a message where it is wrong."""
-    legs, server, service = LegSettings(), ServerSettings(), ServiceSettings()
+    legs, queue, server, service = LegSettings(), QueueSettings(), ServerSettings(), ServiceSettings()
     parser = argparse.ArgumentParser(prog="duplex-router", description="Route turns over prefill and decode engines.")
     parser.add_argument("--fleet", type=Path, help="fleet document as a YAML or JSON file, without Kubernetes")
     parser.add_argument("--namespace", help="namespace of the DisaggregatedServing")
@@ -49,6 +50,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--drain-seconds", type=float, default=service.drain_seconds, help="on SIGTERM")
     parser.add_argument("--max-body-bytes", type=int, default=server.max_body_bytes)
     parser.add_argument("--max-turns", type=int, default=server.max_turns, help="turns under way at once")
+    parser.add_argument("--engine-turns", type=int, default=queue.engine_turns, help="per decode engine")
+    parser.add_argument(
+        "--engine-prompt-tokens", type=int, default=queue.engine_prompt_tokens, help="unanswered, per prefill engine"
+    )
+    parser.add_argument("--max-waiting", type=int, default=queue.max_waiting, help="turns that wait, per revision")
+    parser.add_argument("--wait-seconds", type=float, default=queue.wait_seconds, help="how long at most")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     options = parser.parse_args(arguments)
     if (options.fleet is None) == (options.serving is None or options.namespace is None):
@@ -68,6 +75,12 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
             prefill_seconds=options.prefill_seconds,
             decode_seconds=options.decode_seconds,
             silence_seconds=options.silence_seconds,
+        ),
+        queue=QueueSettings(
+            engine_turns=options.engine_turns,
+            engine_prompt_tokens=options.engine_prompt_tokens,
+            max_waiting=options.max_waiting,
+            wait_seconds=options.wait_seconds,
         ),
         server=ServerSettings(max_body_bytes=options.max_body_bytes, max_turns=options.max_turns),
     )

@@ -21,6 +21,7 @@ from .http.settings import ServerSettings
 from .http.upstream import Pool
 from .ledger.fates import Fate
 from .ledger.ledger import Ledger
+from .turn.admission import QueueSettings
 from .turn.core import Core, LegSettings
 from .turn.counters import Counters
 from .turn.keeper import Keeper
@@ -53,6 +54,7 @@ class ServiceSettings:
     pod_name: str = ""
     drain_seconds: float = 100.0
     legs: LegSettings = field(default_factory=LegSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 
 
@@ -76,6 +78,7 @@ class Service:
             later=lambda seconds, run: asyncio.get_running_loop().call_later(seconds, run),
             counters=self.counters,
             settings=settings.legs,
+            queue=settings.queue,
         )
         self.app = App(self.core, settings.server)
         self.state = AdminState(self.core, settings.pod_name, clock(), self.app.serves)
@@ -114,6 +117,7 @@ class Service:
     async def _tick(self) -> None:
         while True:
             self.core.keeper.tick()
+            self.core.admission.tick()
             self.app.tick()
             self._admin.tick()
             await asyncio.sleep(TICK_SECONDS)

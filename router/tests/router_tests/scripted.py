@@ -13,6 +13,7 @@ from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import Ledger
+from duplex_router.turn.admission import QueueSettings
 from duplex_router.turn.core import Core
 from duplex_router.turn.counters import Counters
 from duplex_router.turn.keeper import Keeper
@@ -179,7 +180,14 @@ class ScriptedClient:
 class Stage:
     """A core with scripted engines, p1, p2, d1, d2, of one revision; `revisions` and `set_policy` change the fleet."""
 
-    def __init__(self, kind: ConnectorKind = ConnectorKind.GUARDED, *, prefill: int = 2, decode: int = 2) -> None:
+    def __init__(
+        self,
+        kind: ConnectorKind = ConnectorKind.GUARDED,
+        *,
+        prefill: int = 2,
+        decode: int = 2,
+        queue: QueueSettings | None = None,
+    ) -> None:
         self.clock = Clock()
         self.transport = ScriptedTransport()
         self.later: list[Callable[[], None]] = []
@@ -199,6 +207,7 @@ class Stage:
             clock=self.clock,
             later=lambda _, run: self.later.append(run),
             counters=counters,
+            queue=queue or QueueSettings(),
         )
         self.kind = kind
         self.urls = {

@@ -67,6 +67,10 @@ def _turns(page: _Page, state: AdminState) -> None:
     counters = state.core.counters
     page.one("turns_total", "counter", "Turns begun.", counters.turns)
     page.one("turns_in_flight", "gauge", "Turns under way.", counters.in_flight)
+    page.one("turns_waiting", "gauge", "Turns that wait for admission.", state.core.admission.waiting)
+    text = "Turns that waited: in the end admitted (waited) or turned away (too-many, too-long)."
+    page.by("how", "queue_total", "counter", text, counters.queue)
+    page.one("broken_pairs", "gauge", "Pairs that cannot reach each other.", len(state.core.fleet.pairs.broken()))
     answers = {str(status): count for status, count in counters.answers.items()}
     page.by("status", "answers_total", "counter", "Turns by HTTP status; 499: the client left.", answers)
     reused = {"full": counters.full, "partial": counters.partial}

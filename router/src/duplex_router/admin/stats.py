@@ -38,6 +38,7 @@ def stats(state: AdminState) -> dict[str, Any]:
         },
         "turns": counters.turns,
         "inFlight": counters.in_flight,
+        "waiting": core.admission.waiting,
         "reuse": {
             "eligible": counters.eligible,
             "full": counters.full,

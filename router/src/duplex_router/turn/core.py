@@ -11,6 +11,7 @@ from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.ledger import Ledger
 from duplex_router.wire.heads import Headers
 
+from .admission import Admission, QueueSettings
 from .counters import Counters, Explanations
 from .keeper import Keeper
 from .legs import Transport
@@ -89,8 +90,11 @@ class Core:
     templates: Templates = field(default_factory=Templates)
     sessions: Sessions = field(default_factory=Sessions)
     settings: LegSettings = field(default_factory=LegSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
     offers: Offers = field(init=False)
+    admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
         """Build what is made of the other parts."""
         self.offers = Offers(self.fleet, self.ledger, self.templates)
+        self.admission = Admission(fleet=self.fleet, clock=self.clock, counters=self.counters, settings=self.queue)

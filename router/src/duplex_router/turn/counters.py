@@ -53,6 +53,7 @@ class Counters:
     leg_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     clients_gone: Counter[str] = field(default_factory=Counter)
+    queue: Counter[str] = field(default_factory=Counter)
     holds_ended: Counter[str] = field(default_factory=Counter)
     lease_messages: Counter[str] = field(default_factory=Counter)
     revisions: dict[str, RevisionCount] = field(default_factory=dict)

@@ -73,6 +73,9 @@ class Offering:
                 self.withdraw(Rejection.EXPIRED)
                 return None
             self._pulling = source
+        elif core.clock() >= source.usable_until():  # it waited its turn for too long
+            self.withdraw(Rejection.EXPIRED)
+            return None
         core.fleet.pairs.try_again(engine.key, source.engine)
         return self.offer.params
 

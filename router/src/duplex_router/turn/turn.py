@@ -15,6 +15,7 @@ from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
+from .admission import Ticket
 from .core import JSON_TYPE, Client, Core
 from .decode import DecodeLeg
 from .legs import Answer, Exchange, Failure, WholeAnswer
@@ -33,6 +34,7 @@ class Phase(Enum):
     """Where a turn is."""
 
     NEW = auto()
+    WAITING = auto()
     PREFILL = auto()
     DECODE = auto()
     STREAM = auto()
@@ -44,8 +46,8 @@ class Turn:
 
     __slots__ = (
         "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_engine", "_exchange", "_hand_off",
-        "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject", "_tries",
-        "_waiting", "_watched",
+        "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject", "_ticket",
+        "_tries", "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, subject: Subject, client: Client) -> None:
@@ -61,6 +63,7 @@ class Turn:
         self._engine: Engine | None = None
         self._prefill_engine: Engine | None = None
         self._revision = ""
+        self._ticket: Ticket | None = None
         self._waiting = 0
         self._prefill_legs = self._decode_legs = 0
         self._watched = True
@@ -80,10 +83,22 @@ class Turn:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
             return
         self._revision = revision
+        tokens = 0 if self._subject.request.whole else self._tokens()
+        self._phase = Phase.WAITING
+        self._ticket = core.admission.enter(revision, self._subject.tenant, tokens, self)
+        if self._ticket.inside:
+            self.admitted()
+
+    def admitted(self) -> None:
+        """See `Waiting`."""
         if self._subject.request.whole:
             self._start_decode()
         else:
             self._start_prefill()
+
+    def turned_away(self, status: HTTPStatus, retry_after: int) -> None:
+        """See `Waiting`."""
+        self._refuse(status, "Too many requests are under way; try again.", retry_after)
 
     # -- prefill leg
 
@@ -152,6 +167,8 @@ class Turn:
         self._answer = answer
         self._hand_off = answer.hand_off
         self._offering.answered(engine, answer)
+        if self._ticket is not None:
+            self._core.admission.prefilled(self._ticket)
         self._start_decode()
 
     def _prefill_failed(self, engine: Engine | None, result: Answer | Failure) -> None:
@@ -302,7 +319,10 @@ class Turn:
             return
         self._watched = False
         self._core.counters.clients_gone[self._phase.name.lower()] += 1
-        if self._phase is Phase.PREFILL:
+        if self._phase is Phase.WAITING:
+            self._offering.give_up()
+            self._finish(499)
+        elif self._phase is Phase.PREFILL:
             self._abort_leg()
             self._offering.pull_ended(surely=False)
             self._offering.give_up()
@@ -343,15 +363,15 @@ class Turn:
             self._client.respond(answer.status, self._passed_headers(answer.head), body)
         self._finish(answer.status)
 
-    def _fail(self, status: HTTPStatus, message: str) -> None:
+    def _fail(self, status: HTTPStatus, message: str, retry_after: int = 1) -> None:
         if self._watched:
-            headers = [JSON_TYPE, (b"retry-after", b"1"), *self._own_headers()]
+            headers = [JSON_TYPE, (b"retry-after", b"%d" % retry_after), *self._own_headers()]
             self._client.respond(status, headers, error_body(status, message, path=self._path))
         self._finish(status)
 
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
+    def _refuse(self, status: HTTPStatus, message: str, retry_after: int = 1) -> None:
         self._offering.give_up()
-        self._fail(status, message)
+        self._fail(status, message, retry_after)
 
     def _first_byte(self) -> None:
         self._core.counters.took_first_byte(self._offering.outcome.kind, self._core.clock() - self._began)
@@ -370,6 +390,8 @@ class Turn:
         core.counters.in_flight -= 1
         core.counters.answers[status] += 1
         self._offering.over()
+        if self._ticket is not None:
+            core.admission.leave(self._ticket)
         self._offering.outcome.count(core.counters, eligible=self._offering.offer.source is not None)
         record = {
             "status": status,

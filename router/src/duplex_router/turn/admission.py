@@ -1,0 +1,201 @@
+"""How many turns and prompt tokens a revision's engines are given at once, and who waits beyond that, in fair order.
+
+Engines queue without bound, and what waits there holds memory and cannot be turned away any more. So a turn beyond the
+bound waits here, where it costs nothing and leaves with its client; tenants take turns, so that one of them with many
+requests does not make the others wait for all of these. Beyond a bound of its own the queue turns away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol
+
+from duplex_connector.contract import Role
+from duplex_router.fleet.fleet import Fleet
+
+from .counters import Counters
+
+LONGEST_RETRY_AFTER_SECONDS = 30
+_NEWEST_WAIT_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Bounds of one revision; those of engines count for each ready one."""
+
+    engine_turns: int = 2048
+    """Turns under way, for each decode engine."""
+    engine_prompt_tokens: int = 4 * 1024 * 1024
+    """Prompt tokens given and not yet answered for, for each prefill engine: what it can do within a leg's deadline."""
+    max_waiting: int = 1024
+    """Turns that wait; beyond it 429."""
+    wait_seconds: float = 30.0
+    """How long one waits at most; then 503."""
+
+
+class Waiting(Protocol):
+    """Who asks for admission."""
+
+    def admitted(self) -> None:
+        """Start, after having waited."""
+        ...
+
+    def turned_away(self, status: HTTPStatus, retry_after: int) -> None:
+        """Give up: there is too much to do. `retry_after` in seconds."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One turn's place. `tokens`: of its prompt, as long as prefill has not answered."""
+
+    revision: str
+    tenant: bytes
+    tokens: int
+    owner: Waiting
+    since: float
+    inside: bool = False
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One revision: what is under way, and who waits, by tenant; the tenant whose turn it is comes first."""
+
+    turns: int = 0
+    tokens: int = 0
+    waiting: OrderedDict[bytes, deque[Ticket]] = field(default_factory=OrderedDict)
+    length: int = 0
+    usual_wait: float = 0.0
+    pumping: bool = False
+
+    def add(self, ticket: Ticket) -> None:
+        self.waiting.setdefault(ticket.tenant, deque()).append(ticket)
+        self.length += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        of_tenant = self.waiting.get(ticket.tenant)
+        if of_tenant is not None and ticket in of_tenant:
+            of_tenant.remove(ticket)
+            self.length -= 1
+            if not of_tenant:
+                del self.waiting[ticket.tenant]
+
+    def first(self) -> Ticket | None:
+        return next(iter(self.waiting.values()))[0] if self.waiting else None
+
+    def take(self, ticket: Ticket) -> None:
+        """Take the first one out; its tenant's next one waits until the other tenants had their turn."""
+        self.remove(ticket)
+        if ticket.tenant in self.waiting:
+            self.waiting.move_to_end(ticket.tenant)
+
+
+class Admission:
+    """The bounds of all revisions. `enter`, then `prefilled` and `leave`, each once; `tick` about once a second."""
+
+    def __init__(
+        self, *, fleet: Fleet, clock: Callable[[], float], counters: Counters, settings: QueueSettings
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._counters = counters
+        self._settings = settings
+        self._queues: dict[str, _Queue] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many turns wait now."""
+        return sum(queue.length for queue in self._queues.values())
+
+    def enter(self, revision: str, tenant: bytes, tokens: int, owner: Waiting) -> Ticket:
+        """Ask for a place: `inside` says whether the turn may start at once. If not, its owner hears more.
+
+        It may hear that it is turned away before this returns.
+        """
+        queue = self._queues.get(revision)
+        if queue is None:
+            queue = self._queues[revision] = _Queue()
+        ticket = Ticket(revision, tenant, tokens, owner, self._clock())
+        if not queue.length and self._has_room(queue, ticket):
+            self._let_in(queue, ticket)
+            return ticket
+        queue.add(ticket)
+        if queue.length > self._settings.max_waiting:
+            self._turn_one_away(queue)
+        return ticket
+
+    def _has_room(self, queue: _Queue, ticket: Ticket) -> bool:
+        settings, fleet = self._settings, self._fleet
+        if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, Role.DECODE)):
+            return False
+        most = settings.engine_prompt_tokens * len(fleet.ready(ticket.revision, Role.PREFILL))
+        return queue.tokens + ticket.tokens <= most or not queue.tokens  # one alone may be larger than the bound
+
+    @staticmethod
+    def _let_in(queue: _Queue, ticket: Ticket) -> None:
+        ticket.inside = True
+        queue.turns += 1
+        queue.tokens += ticket.tokens
+
+    def _turn_one_away(self, queue: _Queue) -> None:
+        """Turn away the newest of the tenant that has most waiting: whoever came last need not be to blame."""
+        greediest = max(reversed(queue.waiting.values()), key=len)
+        self._turn_away(queue, greediest[-1], HTTPStatus.TOO_MANY_REQUESTS)
+
+    def _turn_away(self, queue: _Queue, ticket: Ticket, status: HTTPStatus) -> None:
+        queue.remove(ticket)
+        self._counters.queue["too-many" if status is HTTPStatus.TOO_MANY_REQUESTS else "too-long"] += 1
+        retry_after = min(max(math.ceil(queue.usual_wait), 1), LONGEST_RETRY_AFTER_SECONDS)
+        ticket.owner.turned_away(status, retry_after)
+
+    def prefilled(self, ticket: Ticket) -> None:
+        """Say that prefill has answered for the turn's prompt."""
+        if ticket.inside and ticket.tokens:
+            queue = self._queues[ticket.revision]
+            queue.tokens -= ticket.tokens
+            ticket.tokens = 0
+            if queue.length:
+                self._pump(queue)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the place back, inside or in the queue."""
+        queue = self._queues[ticket.revision]
+        if not ticket.inside:
+            queue.remove(ticket)
+            return
+        ticket.inside = False
+        queue.turns -= 1
+        queue.tokens -= ticket.tokens
+        if queue.length:
+            self._pump(queue)
+
+    def _pump(self, queue: _Queue) -> None:
+        """Let in whoever fits, in order: the first one is not overtaken by smaller ones."""
+        if queue.pumping:
+            return  # who is let in may end at once, and so come back here
+        queue.pumping = True
+        try:
+            while (ticket := queue.first()) is not None and self._has_room(queue, ticket):
+                queue.take(ticket)
+                self._let_in(queue, ticket)
+                waited = self._clock() - ticket.since
+                queue.usual_wait += _NEWEST_WAIT_WEIGHT * (waited - queue.usual_wait)
+                self._counters.queue["waited"] += 1
+                ticket.owner.admitted()
+        finally:
+            queue.pumping = False
+
+    def tick(self) -> None:
+        """Turn away who has waited too long, let in whom new engines have room for, forget revisions that are gone."""
+        oldest = self._clock() - self._settings.wait_seconds
+        for revision, queue in list(self._queues.items()):
+            late = [ticket for of_tenant in queue.waiting.values() for ticket in of_tenant if ticket.since <= oldest]
+            for ticket in late:
+                self._turn_away(queue, ticket, HTTPStatus.SERVICE_UNAVAILABLE)
+            self._pump(queue)
+            if not queue.turns and not queue.length:
+                del self._queues[revision]
