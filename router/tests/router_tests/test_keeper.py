@@ -61,6 +61,32 @@ def test_a_release_that_is_lost_is_sent_again_a_bounded_number_of_times(stage: S
     assert stage.core.counters.lease_messages["release-failed"] == 1
 
 
+def test_releases_that_come_up_while_one_is_under_way_share_the_next_message(stage: Stage) -> None:
+    for number in range(4):
+        stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
+    for entry in list(stage.core.ledger):
+        stage.core.ledger.retire(entry)
+        stage.core.keeper.flush()
+    (first,) = stage.transport.calls
+    assert first.params["duplex"]["renew"] == {"hold-0": 0}
+    first.answer({"error": {}}, 404)
+    second = stage.transport.calls[-1]
+    assert second.params["duplex"]["renew"] == {"hold-1": 0, "hold-2": 0, "hold-3": 0}
+    assert stage.core.keeper.outstanding == 1
+    second.answer({"error": {}}, 404)
+    assert stage.core.keeper.outstanding == 0
+
+
+def test_a_release_that_is_lost_does_not_hold_the_next_one_back(stage: Stage) -> None:
+    for number in range(2):
+        stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
+    for entry in list(stage.core.ledger):
+        stage.core.ledger.retire(entry)
+        stage.core.keeper.flush()
+    stage.transport.calls[0].fail(Failure.TIMEOUT)
+    assert stage.transport.calls[-1].params["duplex"]["renew"] == {"hold-1": 0}
+
+
 def test_over_the_budget_the_oldest_hold_goes() -> None:
     stage = Stage(decode=1)
     for engine in stage.fleet.engines.values():

@@ -96,9 +96,15 @@ class DecodeLeg:
 
     def received(self, data: bytes) -> None:
         """See `Receiver`."""
+        relay = self._relay
         try:
-            if self._relay is not None:
-                self._stream(self._relay, self._relay.feed(data))
+            if relay is not None:
+                data = relay.feed(data)
+                if self._started and not relay.done:
+                    if data:
+                        self._listener.decode_part(data)
+                else:
+                    self._stream(relay, data)
             elif self._reader is not None:
                 self._gather(self._reader, data)
         except WireError:

@@ -404,3 +404,4 @@ class Turn:
             **self._offering.outcome.explain(),
         }
         core.explanations.add(self._subject.request_id.decode("latin-1"), record)
+        self._decoder = None  # turn and leg hold one another, and should not need the garbage collector

@@ -10,6 +10,8 @@ CRLF = b"\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 MAX_SIZE_LINE = 256
 MAX_TRAILER_BYTES = 8 * 1024
+MAX_KNOWN_SIZES = 4096
+MAX_KNOWN_SIZE_LINE = 8
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\Z")
 
 
@@ -18,12 +20,21 @@ def chunk(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
 
 
-def chunk_size(line: bytes) -> int:
-    """Return the size that a chunk's first line says. Raises WireError."""
-    found = _SIZE.match(line)
-    if not found:
-        raise WireError(f"not a chunk size: {line[:40]!r}")
-    return int(found[1], 16)
+class _Sizes(dict[bytes, int]):
+    """Chunk sizes by their lines. A stream's lines repeat; a peer that varies them fills this no further."""
+
+    def __missing__(self, line: bytes) -> int:
+        found = _SIZE.match(line)
+        if not found:
+            raise WireError(f"not a chunk size: {line[:40]!r}")
+        size = int(found[1], 16)
+        if len(self) < MAX_KNOWN_SIZES and len(line) <= MAX_KNOWN_SIZE_LINE:
+            self[line] = size
+        return size
+
+
+chunk_size = _Sizes().__getitem__
+"""Return the size that a chunk's first line says. Raises WireError."""
 
 
 def _line_end(data: bytes, position: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +14,7 @@ Piece = bytes | bytearray | memoryview
 Fields = dict[str, Raw]
 
 NULL = b"null"
+MAX_KNOWN_NAMES = 1024
 _split = msgspec.json.Decoder(Fields).decode
 
 
@@ -29,14 +29,23 @@ def split_object(data: Piece) -> Fields:
         raise WireError(f"not a JSON object: {error}") from error
 
 
-@functools.lru_cache(maxsize=1024)
-def _key(name: str) -> bytes:
-    return msgspec.json.encode(name) + b":"
+class _Keys(dict[str, bytes]):
+    """Names as they stand in JSON, with their colon. Clients choose names, so only so many are kept."""
+
+    def __missing__(self, name: str) -> bytes:
+        if len(self) >= MAX_KNOWN_NAMES:
+            self.clear()
+        key = self[name] = msgspec.json.encode(name) + b":"
+        return key
+
+
+_KEYS = _Keys()
 
 
 def join_fields(fields: Mapping[str, Raw | bytes]) -> bytes:
     """Return the fields as they stand between the braces of a JSON object."""
-    return b",".join([_key(name) + bytes(value) for name, value in fields.items()])
+    keys = _KEYS
+    return b",".join([keys[name] + value for name, value in fields.items()])
 
 
 def join_object(fields: Mapping[str, Raw | bytes]) -> bytes:
@@ -55,7 +64,9 @@ def repeated_key(data: Piece, fields: Mapping[str, Raw]) -> str | None:
     Costs an addition where the body has the layout of a common serialiser; only another layout is parsed once more.
     """
     count = len(fields)
-    compact = 1 + sum(len(_key(name)) + len(value) + 1 for name, value in fields.items()) + (count == 0)
+    names = "".join(fields)
+    # Each field has two quotes, a colon and a comma or brace; a name that is written in another way is longer.
+    compact = 1 + len(names) + sum(map(len, fields.values())) + 4 * count + (count == 0)
     # `{"a":1,"b":2}`, or with a space after each colon and comma as Python's json writes it.
     if len(data) in (compact, compact + 2 * count - 1):
         return None

@@ -5,6 +5,7 @@ The object is opaque but for the few keys read here: every other key goes on as 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from duplex_connector.contract import LEASE_MODEL, Duplex, Params
 from duplex_connector.proof import Reason
 
 from .errors import WireError
-from .fields import NULL, Fields, is_null, join_object, split_object
+from .fields import NULL, is_null, join_object, split_object
 
 MISS = msgspec.json.encode(
     {
@@ -127,6 +128,31 @@ def _with_duplex(fields: Mapping[str, Raw | bytes], more: Mapping[str, bytes]) -
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
 
+class _OwnObject(msgspec.Struct):
+    duplex: Raw = Raw(NULL)
+
+
+_find_own = msgspec.json.Decoder(_OwnObject).decode
+_OWN_KEY = f'"{Params.DUPLEX}":'.encode()
+
+
+def _add_to_own(params: bytes, more: Mapping[str, bytes]) -> bytes:
+    """Return params with more keys in their `duplex` object: spliced in where that stands last, as engines write it.
+
+    Raises WireError where they are no JSON object.
+    """
+    try:
+        own = bytes(_find_own(params).duplex)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"not kv_transfer_params: {error}") from error
+    names = [f'"{name}":'.encode() for name in more]
+    if own[:2] == b'{"' and params.endswith(b"%b%b}" % (_OWN_KEY, own)) and not any(name in own for name in names):
+        added = b",".join([name + value for name, value in zip(names, more.values(), strict=True)])
+        return b"%b{%b,%b}" % (params[: -len(own) - 1], added, own[1:])
+    return _with_duplex(split_object(params), more)
+
+
+@functools.lru_cache(maxsize=64)
 def _number(value: float) -> bytes:
     return msgspec.json.encode(int(value) if value == int(value) else value)
 
@@ -136,10 +162,12 @@ def hand_off_to_decode(params: bytes, ttl_seconds: float, token_ids: bytes | Non
 
     `token_ids`: the prompt's, which vLLM >= 0.32 then takes instead of rendering the messages again.
     """
+    more = {Duplex.TTL: _number(ttl_seconds)}
+    if token_ids is None:
+        return _add_to_own(params, more)
     fields: dict[str, Raw | bytes] = dict(split_object(params))
-    if token_ids is not None:
-        fields[Params.PROMPT_TOKEN_IDS] = token_ids
-    return _with_duplex(fields, {Duplex.TTL: _number(ttl_seconds)})
+    fields[Params.PROMPT_TOKEN_IDS] = token_ids
+    return _with_duplex(fields, more)
 
 
 def decode_alone(ttl_seconds: float) -> bytes:
@@ -190,7 +218,7 @@ class Handle:
     read the hand-off of the turn that it ends, and computed instead.
     """
 
-    __slots__ = ("_base", "boot", "computed_alone", "expiry", "request_id", "tokens")
+    __slots__ = ("_raw", "_raw_expiry", "boot", "computed_alone", "expiry", "request_id", "tokens")
 
     def __init__(self, raw: bytes) -> None:
         """Read a handle. Raises WireError where a key is missing that every pull needs."""
@@ -203,18 +231,16 @@ class Handle:
         self.tokens = keys.tokens
         self.expiry = keys.expiry
         self.computed_alone = keys.duplex is not None and keys.duplex.reason == Reason.PULL_FAILED
-        base = split_object(raw)
-        base.pop(Params.EXPIRY_TIME, None)
-        self._base: Fields = split_object(join_object(base))
+        self._raw, self._raw_expiry = raw, keys.expiry
 
     def encode(self) -> bytes:
         """Return the handle as JSON, its expiry as it now is: `Handle` reads it back."""
-        return join_object(self._fields())
+        return self._raw if self.expiry == self._raw_expiry else join_object(self._fields())
 
     def offer(self, threshold_tokens: int) -> bytes:
         """Return the params for a guarded prefill leg: a pull that leaves the hold where it is."""
         more = {Duplex.THRESHOLD: _number(threshold_tokens), Duplex.KEEP: b"true"}
-        return _with_duplex(self._fields(), more)
+        return _add_to_own(self.encode(), more)
 
     def trimmed(self, tokens: int, block_size: int) -> bytes | None:
         """Return the params for a stock prefill leg, cut to the first `tokens` tokens.
@@ -222,24 +248,25 @@ class Handle:
         `tokens` is a multiple of `block_size`. None where the groups' block lists are not all whole: then no part of
         them can be named.
         """
-        groups = msgspec.json.decode(self._base[Params.BLOCK_IDS], type=list[list[int]])
+        fields = self._fields()
+        groups = msgspec.json.decode(fields[Params.BLOCK_IDS], type=list[list[int]])
         held_blocks = -(-self.tokens // block_size)
         if not groups or any(len(ids) != held_blocks for ids in groups) or not 0 < tokens <= self.tokens:
             return None
-        fields: dict[str, Raw | bytes] = dict(self._fields())
         fields[Params.BLOCK_IDS] = msgspec.json.encode([ids[: tokens // block_size] for ids in groups])
         fields[Params.NUM_TOKENS] = msgspec.json.encode(tokens)
         return join_object(fields)
 
     def release(self) -> bytes:
         """Return the params that make a stock prefill engine tell the holder to free."""
-        fields: dict[str, Raw | bytes] = dict(self._fields())
+        fields = self._fields()
         fields[Params.DO_REMOTE_PREFILL] = b"true"
         fields[Params.DO_REMOTE_DECODE] = b"false"
         return join_object(fields)
 
     def _fields(self) -> dict[str, Raw | bytes]:
-        fields: dict[str, Raw | bytes] = dict(self._base)
+        fields: dict[str, Raw | bytes] = dict(split_object(self._raw))
+        fields.pop(Params.EXPIRY_TIME, None)
         if self.expiry is not None:
             fields[Params.EXPIRY_TIME] = msgspec.json.encode(self.expiry)
         return fields

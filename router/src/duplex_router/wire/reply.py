@@ -15,17 +15,17 @@ from .fields import NULL, Piece, join_object, split_object
 FINISHED_BY_ERROR = "error"
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     index: int = 0
     function: _Function | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     """A streamed delta or a whole message: of the same shape, as far as it is read here."""
 
     content: str | None = None
@@ -34,7 +34,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Message | None = None
     message: _Message | None = None
@@ -42,14 +42,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts as the engine reports them."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One streamed event, or a whole answer, as far as the router reads it."""
 
     choices: list[_Choice] = []
@@ -79,6 +79,11 @@ _decode_event = msgspec.json.Decoder(Event).decode
 _FIELD = Params.FIELD.encode()
 
 
+_KEY = b'"%b":' % _FIELD
+_NULL_SIZE = len(NULL)
+_DONE = b"[DONE]"
+
+
 def read_event(data: Piece) -> Event | None:
     """Read an event's or an answer's JSON; None where it has another shape."""
     try:
@@ -93,6 +98,15 @@ def cut_params(data: Piece) -> bytes:
     if Params.FIELD in fields:
         fields[Params.FIELD] = NULL
     return join_object(fields)
+
+
+def _without(data: bytes, params: bytes) -> bytes:
+    """Cut the top level's `params`: in place where their key stands but once, and so surely is the right one."""
+    if data.count(_FIELD) == 1:
+        before, found, after = data.partition(_KEY + params)
+        if found:
+            return b"%b%bnull%b" % (before, _KEY, after)
+    return cut_params(data)
 
 
 def may_hold_params(data: bytes) -> bool:
@@ -129,9 +143,9 @@ class Reply:
     def add(self, choice: _Choice) -> None:
         """Take a choice of an event or of a whole answer."""
         message = choice.delta or choice.message
-        if choice.text:
-            self._text.append(choice.text)
         if message is None:
+            if choice.text:
+                self._text.append(choice.text)
             return
         if message.content:
             self._text.append(message.content)
@@ -162,28 +176,29 @@ class Observer:
 
     def pass_on(self, data: bytes) -> bytes:
         """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
-        event = read_event(data)
-        if event is None:
+        try:
+            event = _decode_event(data)
+        except (msgspec.DecodeError, RecursionError):
             return self._pass_on_unknown(data)
-        if event.usage is not None:
-            self.usage = event.usage
-        if given(event.error):
-            self.failed = True
         for choice in event.choices:
             self.reply.add(choice)
             if choice.finish_reason == FINISHED_BY_ERROR:  # in a 200, that is (smg#2382)
                 self.failed = True
+        if event.usage is not None:
+            self.usage = event.usage
+        if len(event.error) != _NULL_SIZE:
+            self.failed = True
         if not self.spoke:
             self.spoke = event.says_something()
-        if not given(event.kv_transfer_params):
+        if len(event.kv_transfer_params) == _NULL_SIZE:
             return data
         self.handle = bytes(event.kv_transfer_params)
-        return cut_params(data)
+        return _without(data, self.handle)
 
     def _pass_on_unknown(self, data: bytes) -> bytes:
         """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
         self.spoke = True
-        if not may_hold_params(data):
+        if data == _DONE or not may_hold_params(data):
             return data
         try:
             return cut_params(data)

@@ -12,6 +12,7 @@ from .heads import ResponseHead
 from .reply import Observer
 
 EVENT_END = b"\n\n"
+_EVENT_AND_CHUNK_END = EVENT_END + CRLF
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 _DATA = b"data: "
 
@@ -42,12 +43,8 @@ class StreamRelay:
             self.done, self.surplus = self._reader.done, self._reader.surplus
             return self._reframe(payload) + (self._finish() if self.done else b"")
         if self._carry:
-            data = self._carry + data
-        chunks, whole = self._walk(data)
-        if whole and not self._partial:
-            return self._pass_on(data, chunks)
-        payload = b"".join([data[start:stop] for start, stop in chunks])
-        return self._reframe(payload) + (self._finish() if self.done else b"")
+            data, self._carry = self._carry + data, b""
+        return self._feed_chunks(data)
 
     def end_of_connection(self) -> bytes | None:
         """Say that no more comes: the last bytes where that completes the body, None where it was cut off."""
@@ -56,10 +53,11 @@ class StreamRelay:
         self.done = True
         return self._finish()
 
-    def _walk(self, data: bytes) -> tuple[list[tuple[int, int]], bool]:
-        """Return where the payload of each whole chunk starts and stops, and whether each of them ends an event."""
-        chunks: list[tuple[int, int]] = []
-        position, length, whole = 0, len(data), True
+    def _feed_chunks(self, data: bytes) -> bytes:  # noqa: C901, PLR0912 - runs per chunk, where each call counts
+        """Take chunks: those of one whole event go on as they came, each changed or uneven one is framed anew."""
+        out: list[bytes] = []
+        kept = position = 0  # what lies between the two goes on as it came
+        length = len(data)
         while position < length:
             line_end = data.find(CRLF, position, position + MAX_SIZE_LINE)
             if line_end < 0:
@@ -68,22 +66,36 @@ class StreamRelay:
                 break
             size = chunk_size(data[position:line_end])
             if size == 0:
+                out.append(data[kept:position])
+                kept = length
                 self._end_of_chunks(data, position)
-                return chunks, whole
+                if self.done:
+                    out.append(self._finish())
+                return b"".join(out)
             start = line_end + 2
             stop = start + size
-            if size > MAX_EVENT_BYTES:
-                raise WireError("a chunk is too large")
             if stop + 2 > length:
+                if size > MAX_EVENT_BYTES:
+                    raise WireError("a chunk is too large")
                 break
-            if data[stop : stop + 2] != CRLF:
-                raise WireError("a chunk does not end where its size says")
-            if data[stop - 2 : stop] != EVENT_END:
-                whole = False
-            chunks.append((start, stop))
+            payload = data[start:stop]
+            if data[stop - 2 : stop + 2] == _EVENT_AND_CHUNK_END and not self._partial:
+                shown = self._look(payload)
+                if shown is not payload:
+                    out += [data[kept:position], chunk(shown)]
+                    kept = stop + 2
+            else:
+                if data[stop : stop + 2] != CRLF:
+                    raise WireError("a chunk does not end where its size says")
+                out += [data[kept:position], self._reframe(payload)]
+                kept = stop + 2
             position = stop + 2
-        self._carry = data[position:] if position < length else b""
-        return chunks, whole
+        if position < length:
+            self._carry = data[position:]
+        if not out:
+            return data[:position]
+        out.append(data[kept:position])
+        return b"".join(out)
 
     def _end_of_chunks(self, data: bytes, position: int) -> None:
         """Read the last chunk and its trailer, which starts at `position`."""
@@ -91,24 +103,6 @@ class StreamRelay:
         last.feed(data[position:])
         self.done, self.surplus = last.done, last.surplus
         self._carry = b"" if last.done else data[position:]
-
-    def _pass_on(self, data: bytes, chunks: list[tuple[int, int]]) -> bytes:
-        """Return whole chunks of whole events as they came, each changed one framed anew."""
-        out: list[bytes] = []
-        kept = end = 0
-        for start, stop in chunks:
-            payload = data[start:stop]
-            changed = self._look(payload)
-            if changed is not payload:
-                out += [data[kept:end], chunk(changed)]
-                kept = stop + 2
-            end = stop + 2
-        if not out and not self.done:
-            return data if end == len(data) else data[:end]
-        out.append(data[kept:end])
-        if self.done:
-            out.append(LAST_CHUNK)
-        return b"".join(out)
 
     def _reframe(self, payload: bytes) -> bytes:
         payload = self._partial + payload if self._partial else payload
