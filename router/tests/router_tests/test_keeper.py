@@ -61,7 +61,8 @@ def test_a_release_that_is_lost_is_sent_again_a_bounded_number_of_times(stage: S
     assert stage.core.counters.lease_messages["release-failed"] == 1
 
 
-def test_releases_that_come_up_while_one_is_under_way_share_the_next_message(stage: Stage) -> None:
+def test_releases_that_come_up_while_one_is_under_way_share_the_next_message() -> None:
+    stage = Stage(decode=1)
     for number in range(4):
         stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
     for entry in list(stage.core.ledger):
@@ -77,7 +78,8 @@ def test_releases_that_come_up_while_one_is_under_way_share_the_next_message(sta
     assert stage.core.keeper.outstanding == 0
 
 
-def test_a_release_that_is_lost_does_not_hold_the_next_one_back(stage: Stage) -> None:
+def test_a_release_that_is_lost_does_not_hold_the_next_one_back() -> None:
+    stage = Stage(decode=1)
     for number in range(2):
         stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
     for entry in list(stage.core.ledger):
