@@ -141,8 +141,8 @@ def test_marks_do_not_depend_on_how_a_part_is_cut(parts: list[bytes], data: st.D
 def test_a_long_history_has_few_marks_and_none_is_far_from_the_next() -> None:
     chain = Chain(b"")
     chain.add(b"x" * 2_000_000)
-    assert len(chain.marks) < 1000
-    assert all(stride_at(offset) <= max(STRIDE_BYTES, offset / 100) for offset in range(0, 4_000_000, 997))
+    assert len(chain.marks) < 250
+    assert all(stride_at(offset) <= max(STRIDE_BYTES, offset / 32) for offset in range(0, 4_000_000, 997))
 
 
 def test_messages_cannot_run_into_one_another() -> None:

@@ -64,9 +64,11 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         created=now,
         deadline=now + subject.ttl,
         margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
-        tokens_known=(
-            *(each for each in known if each[0] <= offer.depth),
-            *history.boundary(finished.prompt_tokens),
+        # Each depth once: a prompt that is sent again and again adds nothing.
+        tokens_known=tuple(
+            dict(
+                [*[each for each in known if each[0] <= offer.depth], *history.boundary(finished.prompt_tokens)]
+            ).items()
         ),
     )
     core.ledger.add(entry)
