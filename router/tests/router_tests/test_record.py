@@ -43,7 +43,7 @@ def test_an_entry_comes_back_with_its_times_moved_to_the_readers_clock() -> None
     # Ten seconds have passed on the wall: what was 100 s ahead is 90 s ahead.
     assert found.deadline - THERE.own == 90.0
     assert found.created - THERE.own == -20.0
-    found.deadline, found.created = entry.deadline, entry.created
+    found.deadline, found.created, found.used = entry.deadline, entry.created, entry.used
     assert comparable(found) == comparable(entry)
 
 
@@ -85,7 +85,8 @@ def rewritten(**changes: object) -> bytes:
     """Return a record whose checksum is right and whose fields are not."""
     names = [
         "params", "engine", "revision", "tenant", "marks", "depth", "whole", "length", "shape", "created",
-        "deadline", "tokens_known", "margin", "prefill",
+        "deadline",
+        "tokens_known", "margin", "prefill", "kind", "saves",
     ]  # fmt: skip
     fields = dict(zip(names, msgspec.msgpack.decode(encode_entry(full_entry(), HERE)[12:]), strict=True))
     payload = msgspec.msgpack.encode([*{**fields, **changes}.values()])
@@ -107,6 +108,8 @@ def test_the_unchanged_fields_make_a_record() -> None:
         {"length": -1},
         {"depth": 0},
         {"depth": 4},
+        {"kind": 9},
+        {"saves": 1.5},
         {"tokens_known": [[1, -5]]},
         {"margin": -1.0},
         {"margin": float("nan")},

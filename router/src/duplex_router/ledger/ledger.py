@@ -6,22 +6,28 @@ live, so every hold has an owner here until it is released, lapses, or its engin
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from duplex_router.wire.params import Handle
 
+from .budget import EngineHolds
 from .fates import TENANT, Fate, Fates
 from .history import History
+from .returns import Kind, Returns
 
 EXPIRY_MARGIN_SECONDS = HANDLE_EXPIRY_MARGIN_SECONDS + 1.0
 """The reader's own margin, and a second for what lies between this clock and its read."""
 
 MAX_CANDIDATES = 8
 """How many handles that share the same history are looked at before a shallower match is tried."""
+
+
+HORIZON_SECONDS = 240.0
+"""How far ahead a hold's worth looks: what is over the budget now makes room for what comes in the next minutes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +39,8 @@ class Entry:
     `History`. `deadline`: when the hold lapses, on this router's clock; `margin`: how long before that no pull may
     start. `tokens_known`: (marks, tokens) where the prompt's token count up to a mark was seen. `pulls`: prefill legs
     that may read the hold now; `turns`: turns under way that came from it. `retired`: released when no pull runs.
+    `kind`: of the turn that it comes from; `saves`: the part of its tokens that a turn is thought to pull; `used`: when
+    a turn last came from it, or it was made.
     """
 
     handle: Handle
@@ -49,9 +57,16 @@ class Entry:
     tokens_known: tuple[tuple[int, int], ...] = ()
     margin: float = EXPIRY_MARGIN_SECONDS
     prefill: str = ""
+    kind: Kind = Kind.FIRST
+    saves: float = 1.0
+    used: float = field(default=-math.inf)
     pulls: int = 0
     turns: int = 0
     retired: bool = False
+
+    def __post_init__(self) -> None:
+        """Count from its making until it is used."""
+        self.used = max(self.used, self.created)
 
     def usable_until(self) -> float:
         """Return the last moment at which a pull may be asked for."""
@@ -80,23 +95,24 @@ class Ledger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_tenant: dict[bytes, _Index] = {}
-        self._by_engine: dict[str, dict[Entry, None]] = {}
-        self._held: Counter[str] = Counter()
+        self._by_engine: dict[str, EngineHolds[Entry]] = {}
         self._boots: dict[str, str] = {}
         self._to_release: list[Entry] = []
         self._fates = Fates()
+        self.returns = Returns()
         self.tokens = 0
 
     def __len__(self) -> int:
-        return sum(len(entries) for entries in self._by_engine.values())
+        return sum(len(holds) for holds in self._by_engine.values())
 
     def __iter__(self) -> Iterator[Entry]:
-        for entries in self._by_engine.values():
-            yield from entries
+        for holds in self._by_engine.values():
+            yield from holds
 
     def held_tokens(self, engine: str) -> int:
         """Return how many tokens an engine holds for entries of this ledger."""
-        return self._held[engine]
+        holds = self._by_engine.get(engine)
+        return holds.tokens if holds is not None else 0
 
     def add(self, entry: Entry) -> None:
         """Take a new handle, which replaces one of the same history and reply.
@@ -108,9 +124,11 @@ class Ledger:
         self._boots[entry.engine] = entry.handle.boot
         index = self._by_tenant.setdefault(entry.tenant, {})
         self._retire_equals(entry, index)
-        self._by_engine.setdefault(entry.engine, {})[entry] = None
+        holds = self._by_engine.get(entry.engine)
+        if holds is None:
+            holds = self._by_engine[entry.engine] = EngineHolds(self._worth)
+        holds.add(entry, entry.tenant, entry.handle.tokens, self._clock())
         self.tokens += entry.handle.tokens
-        self._held[entry.engine] += entry.handle.tokens
         index = self._by_tenant.setdefault(entry.tenant, index)
         for mark in entry.marks:
             index.setdefault(mark, {})[entry] = None
@@ -166,15 +184,16 @@ class Ledger:
 
     def take(self, entry: Entry, fate: Fate) -> None:
         """Remove an entry whose handle is about to be used up or whose hold is gone: nothing is released."""
-        entries = self._by_engine.get(entry.engine, {})
-        if entry not in entries:
+        holds = self._by_engine.get(entry.engine)
+        if holds is None or entry not in holds:
             return
-        del entries[entry]
-        self._held[entry.engine] -= entry.handle.tokens
-        if not entries:
+        holds.remove(entry)
+        if not holds:
             del self._by_engine[entry.engine]
-            del self._held[entry.engine]
         self.tokens -= entry.handle.tokens
+        now = self._clock()
+        if fate is not Fate.USED:
+            self.returns.learn(entry.tenant, entry.kind, now - entry.used, now, returned=False)
         if not entry.retired:
             self._unindex(entry)
             self._note(entry, fate)
@@ -199,9 +218,34 @@ class Ledger:
         entry.retired = True
         self._release_if_free(entry)
 
+    def _holds(self, entry: Entry) -> bool:
+        return entry in self._by_engine.get(entry.engine, ())
+
+    def use(self, entry: Entry) -> None:
+        """Say that a turn comes from an entry: its conversation has returned."""
+        now = self._clock()
+        self.returns.learn(entry.tenant, entry.kind, now - entry.used, now, returned=True)
+        entry.used = now
+        if self._holds(entry):
+            self._by_engine[entry.engine].changed(entry, now)
+
+    def saved(self, entry: Entry, tokens: int) -> None:
+        """Say how many tokens a turn that shares all of an entry's prompt pulled: what the next one may pull."""
+        entry.saves = (entry.saves + min(tokens / max(entry.handle.tokens, 1), 1.0)) / 2
+        if self._holds(entry):
+            self._by_engine[entry.engine].changed(entry, self._clock())
+
+    def likely(self, entry: Entry, seconds: float) -> float:
+        """Return the chance that an entry's conversation returns within so many seconds from now."""
+        return self.returns.chance(entry.tenant, entry.kind, self._clock() - entry.used, seconds)
+
+    def _worth(self, entry: Entry) -> tuple[float, float]:
+        age = self._clock() - entry.used
+        return self.likely(entry, HORIZON_SECONDS) * entry.saves, max(age / 4, 1.0)
+
     def start_pull(self, entry: Entry) -> bool:
         """Say that a prefill leg may read the hold from now on; false where the hold is no longer there to read."""
-        held = entry in self._by_engine.get(entry.engine, {}) and self._clock() < entry.usable_until()
+        held = self._holds(entry) and self._clock() < entry.usable_until()
         entry.pulls += held
         return held
 
@@ -212,7 +256,7 @@ class Ledger:
             self._release_if_free(entry)
 
     def _release_if_free(self, entry: Entry) -> None:
-        if entry.pulls == 0 and entry in self._by_engine.get(entry.engine, {}):
+        if entry.pulls == 0 and self._holds(entry):
             self.take(entry, Fate.REPLACED)
             self._to_release.append(entry)
 
@@ -242,22 +286,30 @@ class Ledger:
         return len(lapsed)
 
     def keep_within(self, engine: str, tokens: int) -> int:
-        """Retire an engine's oldest entries, those of turns under way excepted, until it holds at most `tokens`."""
-        retired = 0
-        excess = self.held_tokens(engine) - tokens
-        for entry in list(self._by_engine.get(engine, ())):
-            if excess <= 0:
+        """Retire an engine's least valuable entries until it holds at most `tokens`; return how many.
+
+        An entry's worth is its chance of return within the next minutes, times the tokens that it would save, for each
+        token that it takes. Entries of turns under way stay, and so do those of tenants within their share.
+        """
+        retired, leaving = 0, 0
+        holds = self._by_engine.get(engine)
+        while holds is not None and holds.tokens - leaving > tokens:
+            entry = holds.first_to_go(tokens, self._clock(), spared=_is_spared)
+            if entry is None:
                 break
-            if entry.turns == 0 and not entry.retired:
-                self.retire(entry, Fate.OVER_BUDGET)
-                excess -= entry.handle.tokens
-                retired += 1
+            self.retire(entry, Fate.OVER_BUDGET)
+            leaving += entry.handle.tokens if entry in holds else 0
+            retired += 1
         return retired
 
     def retire_all(self) -> None:
         """Retire every entry: the router ends, or nothing shall be held any more."""
         for entry in list(self):
             self.retire(entry, Fate.DISABLED)
+
+
+def _is_spared(entry: Entry) -> bool:
+    return entry.turns > 0 or entry.retired
 
 
 @dataclass(slots=True)

@@ -17,8 +17,9 @@ from duplex_router.wire.errors import WireError
 from duplex_router.wire.params import Handle
 
 from .ledger import Entry
+from .returns import Kind
 
-MAGIC = b"dxl2"
+MAGIC = b"dxl3"
 MARK_BYTES = 16
 LONGEST_SECONDS = 7 * 24 * 3600.0
 """No deadline lies further ahead (a guarded engine holds no longer): what says so has a wrong clock."""
@@ -64,6 +65,8 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     tokens_known: tuple[tuple[int, int], ...]
     margin: float
     prefill: str
+    kind: Kind
+    saves: float
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -87,6 +90,8 @@ def encode_entry(entry: Entry, clocks: Clocks) -> bytes:
         tokens_known=entry.tokens_known,
         margin=entry.margin,
         prefill=entry.prefill,
+        kind=entry.kind,
+        saves=entry.saves,
     )
     payload = _encode(record)
     return MAGIC + xxhash.xxh3_64_digest(payload) + payload
@@ -121,6 +126,8 @@ def decode_entry(data: bytes, clocks: Clocks) -> Entry:
         tokens_known=record.tokens_known,
         margin=record.margin,
         prefill=record.prefill,
+        kind=record.kind,
+        saves=record.saves,
     )
 
 
@@ -128,11 +135,16 @@ def _check(record: _Record, clocks: Clocks) -> None:
     """Refuse what a checksum cannot: values that a router with a fault or another clock may have written."""
     if not record.marks or len(record.marks) % MARK_BYTES:
         raise RecordError("its marks are cut")
-    if not all(math.isfinite(value) for value in (record.created, record.deadline, record.margin)):
-        raise RecordError("its times are no numbers")
+    if not all(math.isfinite(value) for value in (record.created, record.deadline, record.margin, record.saves)):
+        raise RecordError("it has values that are no numbers")
     if not clocks.wall < record.deadline <= clocks.wall + LONGEST_SECONDS:
         raise RecordError("its deadline has passed, or is too far ahead")
     if not 0 < record.depth <= len(record.marks) // MARK_BYTES:
         raise RecordError("its prompt is longer than its marks")
-    if record.margin < 0 or record.length < 0 or any(min(pair) < 0 for pair in record.tokens_known):
-        raise RecordError("it has negative counts")
+    if (
+        not 0 <= record.saves <= 1
+        or record.margin < 0
+        or record.length < 0
+        or any(min(pair) < 0 for pair in record.tokens_known)
+    ):
+        raise RecordError("it has values out of their range")

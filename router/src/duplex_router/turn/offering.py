@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duplex_connector.proof import Reason
+from duplex_connector.proof import SHORT_STEP, Reason
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
@@ -41,6 +41,7 @@ class Offering:
         self.outcome = outcome_of(self.offer, None, offered=self.live)
         if self.offer.source is not None:
             self.offer.source.turns += 1
+            self._core.ledger.use(self.offer.source)
 
     def over(self) -> None:
         """Say that the turn is over."""
@@ -123,9 +124,17 @@ class Offering:
             fleet.transfer_failed(engine.key, source.engine, Way.PULL)
         elif self.outcome.pulled:
             fleet.transfer_worked(engine.key, source.engine, Way.PULL)
-        if self.outcome.reason in USELESS_HANDLE:
+        if self.offer.depth >= source.depth and self.outcome.reason != Reason.PULL_FAILED:
+            self._core.ledger.saved(source, self.outcome.pulled)
+        if self.outcome.reason in USELESS_HANDLE or self._has_nothing(source):
             self._core.ledger.retire(source, Fate.USELESS)
             self._core.keeper.flush()
+
+    def _has_nothing(self, source: Entry) -> bool:
+        """Tell whether not even a prompt that is the same by its content was proved: no later one will be either."""
+        same = self.offer.depth >= source.depth and source.handle.tokens >= 2 * SHORT_STEP
+        alike = self._subject.history is not None and self._subject.history.shape == source.shape
+        return self.outcome.reason == Reason.DIVERGED and not self.outcome.proved and same and alike
 
     def failed(self, result: Answer | Failure, *, elsewhere: bool) -> None:
         """Take the failure of a prefill leg, which may be the handle's fault: then the next leg goes without it.

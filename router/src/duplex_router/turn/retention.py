@@ -8,6 +8,7 @@ from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
+from duplex_router.ledger.returns import Kind
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.params import Handle
 from duplex_router.wire.reply import Observer
@@ -63,6 +64,8 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         shape=history.shape,
         created=now,
         deadline=now + subject.ttl,
+        kind=_kind(finished.observer, source),
+        saves=source.saves if source is not None else 1.0,
         margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
         # Each depth once: a prompt that is sent again and again adds nothing.
         tokens_known=tuple(
@@ -80,3 +83,9 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     core.keeper.flush()
     if subject.request.session:
         core.sessions.set(subject.request.session, finished.prefill, engine.key)
+
+
+def _kind(observer: Observer, source: Entry | None) -> Kind:
+    if observer.reply.tool_calls:
+        return Kind.CALLS
+    return Kind.LATER if source is not None else Kind.FIRST

@@ -1,0 +1,123 @@
+"""What one decode engine holds, by tenant, and which of it goes first when that is more than its budget.
+
+Worth changes with time, so each tenant's holds stand in a heap that is put right at moments which grow rarer with a
+hold's age: an operation costs O(log holds), and no worth in it is older than its owner said that it lasts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Worth = Callable[[T], tuple[float, float]]
+"""Returns what a hold is worth for each token that it takes, and for how many seconds that lasts."""
+
+
+class _Ranking(Generic[T]):
+    """One tenant's holds on one engine, the least worth first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._due: list[tuple[float, int, T]] = []
+        self._current: dict[T, int] = {}
+        self.tokens = 0
+
+    def place(self, hold: T, number: int, worth: tuple[float, float], now: float) -> None:
+        """Give a hold its place, anew where it has one; `number` is higher than any before."""
+        self._current[hold] = number
+        heapq.heappush(self._heap, (worth[0], number, hold))
+        heapq.heappush(self._due, (now + worth[1], number, hold))
+
+    def remove(self, hold: T) -> None:
+        """Take a hold out; its places in the heaps are passed over later."""
+        del self._current[hold]
+
+    def overdue(self, now: float) -> Iterator[T]:
+        """Yield, once each, the holds whose worth has to be found anew."""
+        while self._due and self._due[0][0] <= now:
+            _, number, hold = heapq.heappop(self._due)
+            if self._current.get(hold) == number:
+                yield hold
+
+    def least(self) -> tuple[float, T] | None:
+        """Return the hold of least worth, and that."""
+        while self._heap:
+            worth, number, hold = self._heap[0]
+            if self._current.get(hold) == number:
+                return worth, hold
+            heapq.heappop(self._heap)
+        return None
+
+
+class EngineHolds(Generic[T]):
+    """The holds of one engine, in the order in which they came. `tokens`: what they take together."""
+
+    def __init__(self, worth: Worth[T]) -> None:
+        self._worth = worth
+        self._numbers = itertools.count()
+        self._tenants: dict[bytes, _Ranking[T]] = {}
+        self._all: dict[T, tuple[bytes, int]] = {}
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._all)
+
+    def __contains__(self, hold: object) -> bool:
+        return hold in self._all
+
+    def add(self, hold: T, tenant: bytes, tokens: int, now: float) -> None:
+        """Take a new hold."""
+        self._all[hold] = (tenant, tokens)
+        self.tokens += tokens
+        ranking = self._tenants.setdefault(tenant, _Ranking())
+        ranking.tokens += tokens
+        ranking.place(hold, next(self._numbers), self._worth(hold), now)
+
+    def remove(self, hold: T) -> None:
+        """Take a hold out."""
+        tenant, tokens = self._all.pop(hold)
+        self.tokens -= tokens
+        ranking = self._tenants[tenant]
+        ranking.tokens -= tokens
+        ranking.remove(hold)
+        if not ranking.tokens:
+            del self._tenants[tenant]
+
+    def changed(self, hold: T, now: float) -> None:
+        """Find a hold's worth anew: something was learnt of it."""
+        if hold in self._all:
+            self._tenants[self._all[hold][0]].place(hold, next(self._numbers), self._worth(hold), now)
+
+    def first_to_go(self, budget: int, now: float, *, spared: Callable[[T], bool]) -> T | None:
+        """Return the hold of least worth among the tenants that hold more than an equal share of `budget` tokens.
+
+        Others are left alone, so that one noisy client cannot fill the budget, unless all that those hold is `spared`.
+        None where all of everyone's is.
+        """
+        share = budget / max(len(self._tenants), 1)
+        over = [ranking for ranking in self._tenants.values() if ranking.tokens > share]
+        within = [ranking for ranking in self._tenants.values() if ranking.tokens <= share]
+        for rankings in (over, within):
+            found = [least for ranking in rankings if (least := self._least(ranking, now, spared)) is not None]
+            if found:
+                return min(found, key=lambda least: least[0])[1]
+        return None
+
+    def _least(self, ranking: _Ranking[T], now: float, spared: Callable[[T], bool]) -> tuple[float, T] | None:
+        for hold in ranking.overdue(now):
+            ranking.place(hold, next(self._numbers), self._worth(hold), now)
+        passed_over: list[T] = []
+        found = ranking.least()
+        while found is not None and spared(found[1]):
+            passed_over.append(found[1])
+            ranking.remove(found[1])
+            found = ranking.least()
+        for hold in passed_over:
+            ranking.place(hold, next(self._numbers), self._worth(hold), now)
+        return found

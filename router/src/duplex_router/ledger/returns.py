@@ -1,0 +1,127 @@
+"""How likely a held conversation comes back, and how soon: learnt from the gaps between turns.
+
+Time since the last turn is cut into spans of doubling length. In each, the rate of return is taken as constant: returns
+over seconds waited (the exponential model by pieces of survival analysis), so that holds which ended before anyone came
+back count for what they waited, no more. Evidence fades, and where there is little of it that of all tenants counts,
+and before that a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from enum import IntEnum
+
+MAX_CLASSES = 8192
+HALF_LIFE_SECONDS = 3600.0
+FADE_STEP_SECONDS = 60.0
+PRIOR_HOLDS = 8.0
+"""How many holds' worth of evidence the prior of a class stands for."""
+
+SPANS = 13
+_BOUNDS = [0.0, *(2.0**power for power in range(SPANS - 1)), math.inf]
+"""0, 1, 2, 4 … 2048 seconds, and what is beyond."""
+
+_OPEN_SPAN_SECONDS = 4096.0
+
+
+class Kind(IntEnum):
+    """What is known of a turn when it ends: the first of a conversation, a later one, or one that called tools."""
+
+    FIRST = 0
+    LATER = 1
+    CALLS = 2
+
+
+_GUESS = {Kind.FIRST: 0.08, Kind.LATER: 0.12, Kind.CALLS: 0.3}
+"""The chance of return in each span up to a quarter of an hour, for who has not returned before it."""
+
+_LATE_GUESS = 0.02
+_LATE_SPAN = 11
+
+
+def _width(span: int) -> float:
+    return _OPEN_SPAN_SECONDS if span == SPANS - 1 else _BOUNDS[span + 1] - _BOUNDS[span]
+
+
+def _span_of(age: float) -> int:
+    return 0 if age < 1.0 else min(int(math.log2(age)) + 1, SPANS - 1)
+
+
+def _guessed_rates(kind: Kind) -> list[float]:
+    chances = [_GUESS[kind] if span < _LATE_SPAN else _LATE_GUESS for span in range(SPANS)]
+    return [-math.log1p(-chance) / _width(span) for span, chance in enumerate(chances)]
+
+
+class Gaps:
+    """The evidence of one class: seconds waited and returns, by span."""
+
+    __slots__ = ("_faded", "_returns", "_waited")
+
+    def __init__(self, now: float) -> None:
+        self._faded = now
+        self._returns = [0.0] * SPANS
+        self._waited = [0.0] * SPANS
+
+    def learn(self, age: float, now: float, *, returned: bool) -> None:
+        """Take a wait of `age` seconds, that ended with a return or without one."""
+        self._fade(now)
+        last = _span_of(age)
+        for span in range(last + 1):
+            self._waited[span] += min(age, _BOUNDS[span + 1]) - _BOUNDS[span]
+        self._returns[last] += returned
+
+    def _fade(self, now: float) -> None:
+        passed = now - self._faded
+        if passed >= FADE_STEP_SECONDS:
+            left = 0.5 ** (passed / HALF_LIFE_SECONDS)
+            self._returns = [count * left for count in self._returns]
+            self._waited = [seconds * left for seconds in self._waited]
+            self._faded = now
+
+    def rates(self, prior: list[float]) -> list[float]:
+        """Return the rate of return in each span, per second; `prior`: what is thought without evidence."""
+        return [
+            (self._returns[span] + PRIOR_HOLDS * prior[span] * _width(span))
+            / (self._waited[span] + PRIOR_HOLDS * _width(span))
+            for span in range(SPANS)
+        ]
+
+
+def chance(rates: list[float], age: float, horizon: float) -> float:
+    """Return the chance that one who has been away for `age` seconds returns within `horizon` more."""
+    expected, end = 0.0, age + horizon
+    for span in range(_span_of(age), SPANS):
+        start, stop = max(age, _BOUNDS[span]), min(end, _BOUNDS[span + 1])
+        if stop <= start:
+            break
+        expected += rates[span] * (stop - start)
+    return -math.expm1(-expected)
+
+
+class Returns:
+    """The evidence of all classes: each tenant's by kind, and that of all tenants together by kind."""
+
+    def __init__(self, limit: int = MAX_CLASSES) -> None:
+        self._limit = limit
+        self._all = {kind: Gaps(0.0) for kind in Kind}
+        self._own: OrderedDict[tuple[bytes, Kind], Gaps] = OrderedDict()
+        self._guess = {kind: _guessed_rates(kind) for kind in Kind}
+
+    def learn(self, tenant: bytes, kind: Kind, age: float, now: float, *, returned: bool) -> None:
+        """Take a wait that ended with a return, or without one: by lapse, release, or loss."""
+        key = (tenant, kind)
+        own = self._own.get(key)
+        if own is None:
+            own = self._own[key] = Gaps(now)
+        self._own.move_to_end(key)
+        if len(self._own) > self._limit:
+            self._own.popitem(last=False)
+        for gaps in (own, self._all[kind]):
+            gaps.learn(age, now, returned=returned)
+
+    def chance(self, tenant: bytes, kind: Kind, age: float, horizon: float) -> float:
+        """Return the chance of a return within `horizon` seconds, for a turn that ended `age` seconds ago."""
+        rates = self._all[kind].rates(self._guess[kind])
+        own = self._own.get((tenant, kind))
+        return chance(own.rates(rates) if own is not None else rates, age, horizon)
