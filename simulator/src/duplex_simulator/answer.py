@@ -1,141 +1,183 @@
-"""Answers in vLLM 0.33's shapes: bodies, stream chunks, usage (openai/*/serving.py)."""
+"""Answers to chat completions and completions in vLLM 0.33's shapes: bodies, stream chunks, usage."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from duplex_connector.contract import Params
 
 from .body import Asked
-from .request import Status, Token
-from .tokenizer import EOS, Tokenizer
+from .calls import Call
+from .logprobs import columns, entries
+from .pieces import Piece
+from .tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What one engine step adds to the answer."""
-
-    text: str
-    token_ids: list[int]
-    finish: str | None = None
-    stop_reason: int | str | None = None
-    params: dict[str, Any] | None = None
+def event(body: dict[str, Any], name: str = "") -> bytes:
+    """Return a server-sent event."""
+    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return (b"event: %b\n" % name.encode() if name else b"") + b"data: %b\n\n" % data
 
 
-def _first_stop(text: str, stops: tuple[str, ...], start: int) -> tuple[int, str] | None:
-    found = [(at, stop) for stop in stops if (at := text.find(stop, start)) >= 0]
-    return min(found) if found else None
+def call_id() -> str:
+    """Return the id of a new tool call, as vLLM makes them."""
+    return f"chatcmpl-tool-{secrets.token_hex(16)}"
 
 
-async def pieces(tokens: AsyncIterator[Token], asked: Asked, tokenizer: Tokenizer) -> AsyncIterator[Piece]:
-    """Turn tokens into text, hold back what may begin a stop string, and end at one.
-
-    vLLM finds stop strings outside the engine and aborts the request there, so such an answer leaves no hold.
-    """
-    stops = asked.sampling.stop
-    hold_back = max((len(stop) for stop in stops), default=1) - 1
-    text, sent, ids = "", 0, list[int]()
-    async for token in tokens:
-        if token.token_id >= 0:
-            ids.append(token.token_id)
-        visible = [] if token.token_id in {EOS, -1} and not asked.sampling.ignore_eos else [token.token_id]
-        start = max(0, len(text) - hold_back)
-        text += tokenizer.decode(visible, skip_special=True)
-        stop = _first_stop(text, stops, start)
-        if stop is not None:
-            at, reason = stop
-            yield Piece(text[sent:at], ids, Status.STOPPED.value, reason)
-            return
-        end = len(text) if token.finish else max(sent, len(text) - hold_back)
-        if token.finish is not None:
-            yield Piece(text[sent:end], ids, token.finish.value, token.stop_reason, token.params)
-            return
-        yield Piece(text[sent:end], ids)
-        sent, ids = end, []
+def _call(number: int, call: Call, *, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
+    return {"index": number, "id": call_id(), "type": "function", "function": function}
 
 
 class Answer:
     """One answer under way: `request_id` is what the client sees as `id`."""
 
-    def __init__(self, asked: Asked, request_id: str, *, details: bool, streams_params: bool) -> None:
-        self._asked, self._details, self._streams_params = asked, details, streams_params
+    OPENS_EARLY: ClassVar = False
+    """Whether a stream begins before the engine's first token; until it begins, an error is still a status code."""
+
+    def __init__(
+        self,
+        body: dict[str, Any],
+        asked: Asked,
+        request_id: str,
+        tokenizer: Tokenizer,
+        *,
+        details: bool,
+        streams_params: bool,
+    ) -> None:
+        self.body = body
+        self.asked, self.tokenizer, self._details, self._streams_params = asked, tokenizer, details, streams_params
         kind = ("chat.completion.chunk" if asked.stream else "chat.completion") if asked.chat else "text_completion"
         self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": asked.model}
-        self._tokens = 0
-        self._started = False
+        self.tokens = 0
+        self._shown: dict[int, int] = {}
 
     def usage(self, cached: int | None) -> dict[str, Any]:
         """Return the usage so far; `cached` appears with --enable-prompt-tokens-details."""
-        prompt = len(self._asked.prompt)
+        prompt = sum(map(len, self.asked.prompts))
         details = {"cached_tokens": cached} if self._details and cached is not None else None
         return {
             "prompt_tokens": prompt,
-            "total_tokens": prompt + self._tokens,
-            "completion_tokens": self._tokens,
+            "total_tokens": prompt + self.tokens,
+            "completion_tokens": self.tokens,
             "prompt_tokens_details": details,
         }
 
-    def opening(self) -> bytes | None:
-        """Return a chat stream's first chunk, which has the role and no text; completions have none."""
-        if not self._asked.chat:
+    def _prompt_of(self, index: int) -> list[int] | None:
+        return self.asked.prompts[index // self.asked.count] if self.asked.return_token_ids else None
+
+    def opening(self) -> bytes:
+        """Return what a stream begins with: of chats a chunk per choice with the role and no text."""
+        if not self.asked.chat:
+            return b""
+        delta = {"role": "assistant", "content": ""}
+        choices = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for index in range(self.asked.count)
+        ]
+        return b"".join(
+            event({**self._head, "choices": [choice], "prompt_token_ids": self._prompt_of(0)}) for choice in choices
+        )
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        count = self.asked.logprobs
+        if count is None:
             return None
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        ids = self._asked.prompt if self._asked.return_token_ids else None
-        return self._event({**self._head, "choices": [choice], "prompt_token_ids": ids})
+        if self.asked.chat:
+            return {"content": entries(piece.token_ids, count, self.tokenizer)}
+        offset = self._shown.get(piece.index, 0)
+        return columns(piece.token_ids, count, self.tokenizer, offset=offset)
 
     def chunk(self, piece: Piece) -> bytes:
-        """Return the chunk of one piece; the params stand in the one with the finish reason, null in the others."""
-        self._tokens += len(piece.token_ids)
-        ids = piece.token_ids if self._asked.return_token_ids else None
-        choice: dict[str, Any] = {"index": 0}
-        if self._asked.chat:
-            choice |= {"delta": {"content": piece.text}, "logprobs": None, "finish_reason": piece.finish}
+        """Return the chunks of one piece; the params stand in the one with the finish reason, null in the others."""
+        self.tokens += len(piece.token_ids)
+        ids = piece.token_ids if self.asked.return_token_ids else None
+        choice: dict[str, Any] = {"index": piece.index}
+        before = b""
+        if self.asked.chat:
+            delta: dict[str, Any] = {"content": piece.text}
+            if piece.calls or (self.asked.calls_tools and not piece.text):
+                delta = {}
+                before = b"".join(self._call_chunks(piece))
+                if piece.finish is None and ids is None and self.asked.logprobs is None:
+                    return before
+            choice |= {"delta": delta, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
             if piece.finish is not None:
                 choice["stop_reason"] = piece.stop_reason
         else:
+            first = piece.index not in self._shown
             choice |= {
                 "text": piece.text,
-                "logprobs": None,
+                "logprobs": self._logprobs(piece),
                 "finish_reason": piece.finish,
                 "stop_reason": piece.stop_reason,
-                "prompt_token_ids": self._asked.prompt if self._asked.return_token_ids and not self._started else None,
+                "prompt_token_ids": self._prompt_of(piece.index) if first else None,
             }
-        self._started = True
+        self._shown[piece.index] = self._shown.get(piece.index, 0) + len(piece.text)
         body = {**self._head, "choices": [{**choice, "token_ids": ids}]}
         if self._streams_params:
             body[Params.FIELD] = piece.params
-        if self._asked.continuous_usage:
+        if self.asked.continuous_usage:
             body["usage"] = self.usage(None)
-        return self._event(body)
+        return before + event(body)
+
+    def _call_chunks(self, piece: Piece) -> list[bytes]:
+        """Return the chunks of whole calls: the name first, then the arguments."""
+        out = []
+        for number, call in piece.calls:
+            rest = {"index": number, "function": {"arguments": call.arguments}}
+            for delta in (_call(number, call, arguments=""), rest):
+                choice = {
+                    "index": piece.index,
+                    "delta": {"tool_calls": [delta]},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+                out.append(event({**self._head, "choices": [choice]}))
+        return out
 
     def closing(self, cached: int | None) -> bytes:
         """Return the end of a stream: the usage chunk where it was asked for, and `[DONE]`."""
         end = b"data: [DONE]\n\n"
-        if not self._asked.include_usage:
+        if not self.asked.include_usage:
             return end
-        return self._event({**self._head, "choices": [], "usage": self.usage(cached)}) + end
+        return event({**self._head, "choices": [], "usage": self.usage(cached)}) + end
 
     def whole(self, parts: list[Piece], cached: int | None) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        text = "".join(part.text for part in parts)
-        ids = [token for part in parts for token in part.token_ids]
-        self._tokens = len(ids)
-        last = parts[-1]
-        shown, prompt = (ids, self._asked.prompt) if self._asked.return_token_ids else (None, None)
-        ending = {"logprobs": None, "finish_reason": last.finish, "stop_reason": last.stop_reason, "token_ids": shown}
+        self.tokens = sum(len(part.token_ids) for part in parts)
+        count = max(part.index for part in parts) + 1
         body: dict[str, Any] = {**self._head, "service_tier": None, "system_fingerprint": None}
         body["usage"] = self.usage(cached)
-        body["prompt_logprobs"], body[Params.FIELD] = None, last.params
-        if self._asked.chat:
-            message = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
-            return body | {"choices": [{"index": 0, "message": message, **ending}], "prompt_token_ids": prompt}
-        choice = {"index": 0, "text": text, **ending, "prompt_logprobs": None, "prompt_token_ids": prompt}
-        return body | {"choices": [choice]}
+        # vLLM gives the params of one sequence only.
+        body["prompt_logprobs"] = None
+        body[Params.FIELD] = next((part.params for part in parts if part.finish and part.index == 0), None)
+        body["choices"] = [self._choice([part for part in parts if part.index == index]) for index in range(count)]
+        if self.asked.chat:
+            body["prompt_token_ids"] = self._prompt_of(0)
+        return body
 
-    @staticmethod
-    def _event(body: dict[str, Any]) -> bytes:
-        return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    def _choice(self, parts: list[Piece]) -> dict[str, Any]:
+        last = parts[-1]
+        ids = [token for part in parts for token in part.token_ids]
+        text = "".join(part.text for part in parts)
+        together = Piece(text, ids, index=last.index)
+        ending = {
+            "logprobs": self._logprobs(together),
+            "finish_reason": last.finish,
+            "stop_reason": last.stop_reason,
+            "token_ids": ids if self.asked.return_token_ids else None,
+        }
+        if not self.asked.chat:
+            prompt = self._prompt_of(last.index)
+            return {"index": last.index, "text": text, **ending, "prompt_logprobs": None, "prompt_token_ids": prompt}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
+        calls = [call for part in parts for call in part.calls]
+        if calls:
+            shaped = [_call(number, call, arguments=call.arguments) for number, call in calls]
+            message["tool_calls"] = [{name: each[name] for name in ("id", "type", "function")} for each in shaped]
+            message["content"] = text or None
+        return {"index": last.index, "message": message, **ending}

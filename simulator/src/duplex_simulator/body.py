@@ -9,13 +9,15 @@ from typing import Any
 
 from duplex_connector.contract import Params
 
+from .calls import wanted
 from .request import Sampling
 from .settings import Settings
 from .template import TemplateError, render
 from .tokenizer import Tokenizer
 
 _COMPLETION_TOKENS = 16
-_REFUSED = ("logprobs", "prompt_logprobs", "top_logprobs", "best_of", "suffix", "echo", "use_beam_search")
+_REFUSED = ("prompt_logprobs", "best_of", "suffix", "echo", "use_beam_search")
+_MOST_LOGPROBS = 20
 
 
 class ApiError(Exception):
@@ -34,12 +36,19 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked request: `model` as the client called it, `adapter` where that names one."""
+    """A checked request: `model` as the client called it, `adapter` where that names one.
+
+    `prompts`: several only in completions; each is answered `count` times. `logprobs`: how many of the best tokens are
+    shown with each, None where none are asked for. `calls_tools`: the reply consists of tool calls.
+    """
 
     model: str
     adapter: str | None
     salt: str | None
-    prompt: list[int]
+    prompts: list[list[int]]
+    count: int
+    logprobs: int | None
+    calls_tools: bool
     sampling: Sampling
     stream: bool
     include_usage: bool
@@ -110,10 +119,13 @@ def prompt_of_chat(body: Mapping[str, Any], settings: Settings, tokenizer: Token
     return tokenizer.encode(text)
 
 
-def _prompt_of_completion(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _prompts_of_completion(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[list[int]]:
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+    several = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
+    return [_prompt_of_completion(each, tokenizer) for each in several]
+
+
+def _prompt_of_completion(prompt: object, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
@@ -121,7 +133,20 @@ def _prompt_of_completion(body: Mapping[str, Any], tokenizer: Tokenizer) -> list
         if wrong is not None:
             raise ApiError(f"Token id {wrong} is out of vocabulary", param="prompt")
         return list(prompt)
-    raise ApiError("prompt must be a string or a list of token ids; several prompts are not simulated", param="prompt")
+    raise ApiError("prompt must be a string, a list of token ids, or a list of such", param="prompt")
+
+
+def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
+    if not chat:
+        return _number(body, "logprobs", 0)
+    if not _flag(body, "logprobs"):
+        if body.get("top_logprobs"):
+            raise ApiError("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+        return None
+    count = _number(body, "top_logprobs", 0) or 0
+    if count > _MOST_LOGPROBS:
+        raise ApiError(f"Requested sample logprobs of {count}, which is greater than max allowed: {_MOST_LOGPROBS}")
+    return count
 
 
 def _sampling(body: Mapping[str, Any], *, chat: bool, room: int) -> Sampling:
@@ -146,8 +171,6 @@ def _check_supported(body: Mapping[str, Any]) -> None:
     for key in _REFUSED:
         if body.get(key) not in (None, False):
             raise ApiError(f"{key} is not simulated: leave it out", param=key)
-    if body.get("n") not in {None, 1}:
-        raise ApiError("n greater than 1 is not simulated", param="n")
     params = body.get(Params.FIELD)
     if params is not None and not isinstance(params, dict):
         raise ApiError("kv_transfer_params must be an object", param=Params.FIELD)
@@ -163,18 +186,21 @@ def ask(body: Mapping[str, Any], settings: Settings, tokenizer: Tokenizer, *, ch
     params = body.get(Params.FIELD)
     given = params.get("prompt_token_ids") if isinstance(params, dict) else None
     if given is not None:
-        prompt = _prompt_of_completion({"prompt": given}, tokenizer)
+        prompts = [_prompt_of_completion(given, tokenizer)]
     else:
-        prompt = prompt_of_chat(body, settings, tokenizer) if chat else _prompt_of_completion(body, tokenizer)
-    if not prompt:
+        prompts = [prompt_of_chat(body, settings, tokenizer)] if chat else _prompts_of_completion(body, tokenizer)
+    if not all(prompts):
         raise ApiError("The prompt is empty: at least one token is needed", param="prompt")
-    room = settings.max_length - len(prompt)
+    longest = max(len(prompt) for prompt in prompts)
+    room = settings.max_length - longest
     sampling = _sampling(body, chat=chat, room=max(0, room))
-    wanted = body.get("max_completion_tokens") or body.get("max_tokens") or 1
-    if room < 1 or wanted > room:
+    calls = wanted(body, prompts[0]) if chat else ()
+    sampling.forced = tuple(tokenizer.encode("".join(call.spelt() for call in calls)))
+    asked = body.get("max_completion_tokens") or body.get("max_tokens") or 1
+    if room < 1 or asked > room:
         raise ApiError(
-            f"This model's maximum context length is {settings.max_length} tokens. However, you requested {wanted} "
-            f"output tokens and your prompt contains {len(prompt)} input tokens. Please reduce the length.",
+            f"This model's maximum context length is {settings.max_length} tokens. However, you requested {asked} "
+            f"output tokens and your prompt contains {longest} input tokens. Please reduce the length.",
             param="input_tokens",
         )
     options = body.get("stream_options") or {}
@@ -185,7 +211,10 @@ def ask(body: Mapping[str, Any], settings: Settings, tokenizer: Tokenizer, *, ch
         model=model,
         adapter=adapter,
         salt=body.get("cache_salt"),
-        prompt=prompt,
+        prompts=prompts,
+        count=_number(body, "n", 1) or 1,
+        logprobs=_logprobs(body, chat=chat),
+        calls_tools=bool(calls),
         sampling=sampling,
         stream=stream,
         include_usage=bool(options.get("include_usage")),

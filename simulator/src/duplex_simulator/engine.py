@@ -347,6 +347,9 @@ class Engine:
             self.metrics.observe("vllm:time_to_first_token_seconds", request.first_token_at - request.arrived_at)
             self._count_sources(request)
         token = self.model.next_token(kv.last_cell(), kv.tokens, marked=marked)
+        if sampling.forced and not marked:
+            at = len(request.output) - request.marked
+            token = sampling.forced[at] if at < len(sampling.forced) else EOS
         if token == EOS and (sampling.ignore_eos or len(request.output) < sampling.min_tokens):
             token = self.model.tokenizer.word(kv.last_cell() >> 8, spaced=True)
         kv.append(token)

@@ -27,13 +27,17 @@ class Status(StrEnum):
 
 @dataclass
 class Sampling:
-    """When to stop. `stop`: strings, which vLLM finds outside the engine and answers by aborting the request."""
+    """When to stop. `stop`: strings, which vLLM finds outside the engine and answers by aborting the request.
+
+    `forced`: the tokens of the reply, as a grammar forces them; it ends after them.
+    """
 
     max_tokens: int
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
+    forced: tuple[int, ...] = ()
 
 
 @dataclass

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final
 
 from aiohttp import web
 
 from duplex_connector.contract import Header, Params
 
-from .answer import Answer, pieces
+from . import messages, responses
+from .answer import Answer
 from .assembly import Process
 from .body import ApiError, Asked, ask, load, model_of, prompt_of_chat
 from .engine import EngineDeadError, LoadFailedError
 from .inspection import state
+from .pieces import merged, pieces
 from .request import EngineRequest
 from .sequence import SequenceKV
 
@@ -46,6 +49,9 @@ class Api:
             [
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completions),
+                web.post("/v1/responses", self.responses),
+                web.post("/v1/messages", self.messages),
+                web.post("/v1/messages/count_tokens", self.count_tokens),
                 web.get("/v1/models", self.models),
                 web.post("/tokenize", self.tokenize),
                 web.post("/detokenize", self.detokenize),
@@ -70,50 +76,89 @@ class Api:
         """POST /v1/completions."""
         return await self._generate(request, chat=False)
 
-    async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses."""
+        return await self._generate(request, chat=True, convert=responses.to_chat, kind=responses.ResponsesAnswer)
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        return await self._generate(request, chat=True, convert=messages.to_chat, kind=messages.MessagesAnswer)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens."""
+        body = load(await request.read())
+        model_of(body, self._settings)
+        prompt = prompt_of_chat(messages.to_chat(body, counting=True), self._settings, self._process.tokenizer)
+        count = len(prompt)
+        return web.json_response({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+    async def _generate(
+        self,
+        request: web.Request,
+        *,
+        chat: bool,
+        convert: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        kind: type[Answer] = Answer,
+    ) -> web.StreamResponse:
         base = request.headers.get(Header.REQUEST_ID) or secrets.token_hex(16)
         public = f"chatcmpl-{base}" if chat else f"cmpl-{base}"
-        inner = f"{public}-{secrets.token_hex(4)}" if chat else f"{public}-0-{secrets.token_hex(4)}"
         body = load(await request.read())
         try:
-            asked = ask(body, self._settings, self._process.tokenizer, chat=chat)
+            asked = ask(convert(body), self._settings, self._process.tokenizer, chat=chat)
         except ApiError:
             params = body.get(Params.FIELD)
             if isinstance(params, dict):
                 self._engine.reject(params)
             raise
-        answer = Answer(
-            asked, public, details=self._settings.token_details, streams_params=self._settings.streams_params
+        answer = kind(
+            body,
+            asked,
+            public,
+            self._process.tokenizer,
+            details=self._settings.token_details,
+            streams_params=self._settings.streams_params,
         )
         self._open += 1
         try:
-            return await self._answer(request, asked, self._engine_request(asked, inner), answer)
+            return await self._answer(request, answer, self._engine_requests(asked, public))
         finally:
             self._open -= 1
 
-    def _engine_request(self, asked: Asked, request_id: str) -> EngineRequest:
-        kv = SequenceKV(self._engine.pool, self._process.layout, asked.prompt, adapter=asked.adapter, salt=asked.salt)
-        return EngineRequest(request_id, kv, len(asked.prompt), asked.sampling, params=asked.params)
+    def _engine_requests(self, asked: Asked, public: str) -> list[EngineRequest]:
+        """Return one request a sequence, each with its own copy of the params, as vLLM makes them."""
+        found = []
+        for number, prompt in enumerate(asked.prompts):
+            inner = f"{public}-{secrets.token_hex(4)}" if asked.chat else f"{public}-{number}-{secrets.token_hex(4)}"
+            for index in range(asked.count):
+                kv = SequenceKV(self._engine.pool, self._process.layout, prompt, adapter=asked.adapter, salt=asked.salt)
+                name = inner if asked.count == 1 else f"{index}_{inner}"
+                params = copy.deepcopy(asked.params)
+                found.append(EngineRequest(name, kv, len(prompt), copy.copy(asked.sampling), params=params))
+        return found
 
     async def _answer(
-        self, request: web.Request, asked: Asked, engine_request: EngineRequest, answer: Answer
+        self, request: web.Request, answer: Answer, engine_requests: list[EngineRequest]
     ) -> web.StreamResponse:
-        async with aclosing(self._engine.generate(engine_request)) as tokens:
-            parts = pieces(tokens, asked, self._process.tokenizer)
-            if not asked.stream:
+        async with AsyncExitStack() as stack:
+            choices = []
+            for index, each in enumerate(engine_requests):
+                tokens = await stack.enter_async_context(aclosing(self._engine.generate(each)))
+                choices.append(pieces(tokens, answer.asked, self._process.tokenizer, index))
+            parts = await stack.enter_async_context(aclosing(merged(choices)))
+            if not answer.asked.stream:
                 whole = [part async for part in parts]
-                return web.json_response(answer.whole(whole, engine_request.cached))
-            # Nothing is sent before the engine's first token: until then an error is still a status code.
-            first = await anext(parts)
+                return web.json_response(answer.whole(whole, engine_requests[0].cached))
             response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+            first = None if answer.OPENS_EARLY else await anext(parts)
             await response.prepare(request)
-            opening = answer.opening()
-            if opening is not None:
-                await response.write(opening)
-            await response.write(answer.chunk(first))
+            await response.write(answer.opening())
+            if first is not None:
+                await response.write(answer.chunk(first))
             async for part in parts:
-                await response.write(answer.chunk(part))
-            await response.write(answer.closing(engine_request.cached))
+                data = answer.chunk(part)
+                if data:
+                    await response.write(data)
+            await response.write(answer.closing(engine_requests[0].cached))
             await response.write_eof()
             return response
 
@@ -188,14 +233,18 @@ async def _errors(
     try:
         return await handler(request)
     except ApiError as error:
-        return web.json_response(error.body(), status=error.status)
+        return _refusal(request, error)
     except (EngineDeadError, LoadFailedError) as error:
         message = str(error) if isinstance(error, EngineDeadError) else _FAILED
-        failed = ApiError(message, status=500, kind="InternalServerError")
-        return web.json_response(failed.body(), status=500)
+        return _refusal(request, ApiError(message, status=500, kind="InternalServerError"))
     except web.HTTPException as error:
         shaped = ApiError(error.reason, status=error.status, kind=error.reason.replace(" ", ""))
-        return web.json_response(shaped.body(), status=error.status, headers=_kept(error))
+        return _refusal(request, shaped, _kept(error))
+
+
+def _refusal(request: web.Request, error: ApiError, headers: dict[str, str] | None = None) -> web.Response:
+    body = messages.error_body(error) if request.path.startswith("/v1/messages") else error.body()
+    return web.json_response(body, status=error.status, headers=headers)
 
 
 def _kept(error: web.HTTPException) -> dict[str, str]:
