@@ -1,4 +1,4 @@
-"""The openai and anthropic clients through the router: what they get is what a plain server gives, and history is reused."""
+"""The openai and anthropic clients through the router get what a plain server gives, and their history is reused."""
 
 import json
 from collections.abc import AsyncIterator
