@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .admin.app import AdminApp
 from .admin.canary import Canary
+from .admin.models import ModelReader
 from .admin.probe import TemplateProbe
 from .admin.scrape import Scraper
 from .admin.state import AdminState
@@ -104,6 +105,7 @@ class Service:
             self._tick,
             Scraper(self.state).run,
             TemplateProbe(self.state).run,
+            ModelReader(self.state).run,
             Canary(self.state, time.time).run,
         ]
         self._tasks = [asyncio.create_task(_endure(each)) for each in beside]

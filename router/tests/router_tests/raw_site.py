@@ -105,7 +105,9 @@ class Site:
 
     @property
     def touched(self) -> int:
-        return len(self.prefill.requests) + len([each for each in self.decode.requests if each[0] != "/metrics"])
+        """How many requests of clients the engines got, without what the router itself asks now and then."""
+        requests = [*self.prefill.requests, *self.decode.requests]
+        return len([each for each in requests if each[0] not in {"/metrics", "/v1/models"}])
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.router.service.port)

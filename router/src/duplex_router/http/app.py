@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -19,16 +20,10 @@ from duplex_router.wire.inference import Endpoint, parse_inference
 from .caller import caller_of
 from .connection import ClientConnection, Work
 from .passage import Passage
+from .paths import HEALTH, INFERENCE, MODELS, PASSED, allowed, why_absent
 from .settings import ServerSettings
 
 BACKLOG = 4096
-INFERENCE = {endpoint.encode(): endpoint for endpoint in Endpoint}
-PASSED_POST = frozenset({b"/tokenize", b"/detokenize"})
-PASSED_GET = frozenset({b"/version"})
-HEALTH = frozenset({b"/health", b"/ping"})
-MODELS = b"/v1/models"
-_GET = (b"GET", b"HEAD", b"OPTIONS")
-_POST = (b"POST", b"OPTIONS")
 _NOT_READY = "There is no usable fleet document yet: check the router's --serving or --fleet, and its log."
 
 
@@ -43,19 +38,19 @@ class App:
 
     def accepts(self, head: RequestHead) -> None:
         """See `Application`."""
-        allowed = _allowed(head.path)
-        if head.method in allowed:
+        methods = allowed(head.path)
+        if head.method in methods:
             return
-        if not allowed:
-            raise RequestError(HTTPStatus.NOT_FOUND, f"There is no {head.path.decode('latin-1')} here.")
-        names = b", ".join(allowed)
+        if not methods:
+            raise RequestError(HTTPStatus.NOT_FOUND, why_absent(head.path))
+        names = b", ".join(methods)
         message = f"Use one of {names.decode()} here."
         raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=((b"allow", names),))
 
     def serve(self, head: RequestHead, body: Piece, client: ClientConnection) -> Work | None:
         """See `Application`."""
         if head.method == b"OPTIONS":
-            client.respond(HTTPStatus.NO_CONTENT, [(b"allow", b", ".join(_allowed(head.path)))], b"")
+            client.respond(HTTPStatus.NO_CONTENT, [(b"allow", b", ".join(allowed(head.path)))], b"")
             return None
         if head.path in HEALTH:
             client.respond(HTTPStatus.OK if self.serves() else HTTPStatus.SERVICE_UNAVAILABLE, [], b"")
@@ -68,7 +63,7 @@ class App:
             return None
         endpoint = INFERENCE.get(head.path)
         if endpoint is None:
-            return Passage.start(self.core, head, body, client, caller_of(head))
+            return Passage.start(self.core, head, body, client, PASSED[head.path])
         return self._turn(endpoint, head, body, client, document)
 
     def serves(self) -> bool:
@@ -83,7 +78,7 @@ class App:
             message = "Too many requests are under way; try again."
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=((b"retry-after", b"1"),))
         request = parse_inference(endpoint, body)
-        if request.model is not None and request.model != document.model.name:
+        if request.model is not None and not self.core.models.serves(request.model, document.model.name):
             message = f"The model {request.model!r} is not served here; served: {document.model.name!r}."
             raise RequestError(HTTPStatus.NOT_FOUND, message, param="model")
         caller = caller_of(head)
@@ -96,11 +91,12 @@ class App:
         return turn
 
     def _models(self, head: RequestHead, document: FleetDocument, client: ClientConnection) -> None:
-        model = {"id": document.model.name, "object": "model", "created": 0, "owned_by": "duplex"}
-        wanted = head.path[len(MODELS) :].strip(b"/").decode("latin-1")
-        if wanted not in ("", document.model.name):
+        models = self.core.models.listed(document.model.name)
+        wanted = unquote_to_bytes(head.path[len(MODELS) + 1 :]).decode("utf-8", "replace")
+        found = [model for model in models if model["id"] == wanted]
+        if wanted and not found:
             raise RequestError(HTTPStatus.NOT_FOUND, f"The model {wanted!r} is not served here.", param="model")
-        answer = model if wanted else {"object": "list", "data": [model]}
+        answer = found[0] if wanted else {"object": "list", "data": models}
         client.respond(HTTPStatus.OK, [JSON_TYPE], msgspec.json.encode(answer))
 
     def tick(self) -> None:
@@ -118,12 +114,3 @@ class App:
         """Let each connection end after the request that it is answering."""
         for connection in list(self.connections):
             connection.drain()
-
-
-def _allowed(path: bytes) -> tuple[bytes, ...]:
-    """Return the methods that a path takes; none where there is no such path."""
-    if path in INFERENCE or path in PASSED_POST:
-        return _POST
-    if path in HEALTH or path in PASSED_GET or path == MODELS or path.startswith(MODELS + b"/"):
-        return _GET
-    return ()

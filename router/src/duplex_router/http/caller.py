@@ -26,16 +26,22 @@ class Caller:
     `lines`: header lines for the engines, without a request id. `given_id`: the client's own request id, or empty.
     """
 
-    __slots__ = ("_head", "_tenants", "given_id", "lines", "session")
+    __slots__ = ("_fields", "_head", "_tenants", "given_id", "lines", "session")
 
     def __init__(self, head: RequestHead) -> None:
         found = [(name, head.headers[name]) for name in _FORWARDED if name in head.headers]
-        self.lines = b"content-type: application/json\r\n" + render_fields(found)
+        self._fields = render_fields(found)
+        self.lines = b"content-type: application/json\r\n" + self._fields
         given = head.headers.get(Header.REQUEST_ID.encode(), b"")
         self.given_id = given if _REQUEST_ID.match(given) else b""
         self.session = head.headers.get(Header.SESSION_ID.encode(), b"")
         self._head = head.headers
         self._tenants: dict[Tenancy, bytes] = {}
+
+    def passed_lines(self) -> bytes:
+        """Return the lines for a body that is passed on as it is, of whatever type the client says."""
+        kind = self._head.get(b"content-type", b"application/json")
+        return b"content-type: %b\r\n%b" % (kind, self._fields)
 
     def request_id(self) -> bytes:
         """Return the client's request id, or a new one of 32 hexadecimal digits."""

@@ -4,49 +4,52 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from duplex_connector.contract import Role
 from duplex_router.turn.core import JSON_TYPE, Client, Core
 from duplex_router.turn.legs import Answer, Failure, WholeAnswer
-from duplex_router.wire.api_errors import error_body
+from duplex_router.wire.api_errors import engines_error, error_body
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import RequestHead
 
-from .caller import Caller
-
-SECONDS = 30.0
+from .caller import caller_of
+from .paths import Passed
 
 
 class Passage:
     """One such request under way."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, path: bytes) -> None:
         self._client = client
+        self._path = path
         self._receiver = WholeAnswer(self._done)
 
     @classmethod
-    def start(cls, core: Core, head: RequestHead, body: Piece, client: Client, caller: Caller) -> Passage:
-        """Send it to a ready engine, a prefill engine if there is one. Raises RequestError where there is none."""
+    def start(cls, core: Core, head: RequestHead, body: Piece, client: Client, passed: Passed) -> Passage:
+        """Send it to a ready engine, of the path's role if there is one. Raises RequestError where there is none."""
         ready = [engine for engine in core.fleet.engines.values() if engine.takes_legs()]
-        ready.sort(key=lambda engine: (engine.role is not Role.PREFILL, engine.legs))
+        ready.sort(key=lambda engine: (engine.role is not passed.role, engine.legs))
         if not ready:
             message = "No engine is ready."
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=((b"retry-after", b"1"),))
-        passage = cls(client)
+        passage = cls(client, head.path)
+        caller = caller_of(head)
         method = b"GET" if head.method == b"HEAD" else head.method
-        lines = b"%bx-request-id: %b\r\n" % (caller.lines, caller.request_id())
+        lines = b"%bx-request-id: %b\r\n" % (caller.passed_lines(), caller.request_id())
         passage._receiver.exchange = core.transport.request(
-            ready[0], head.path, lines, [body], passage._receiver, seconds=SECONDS, method=method
+            ready[0], head.path, lines, [body], passage._receiver, seconds=passed.seconds, method=method
         )
         return passage
 
     def _done(self, result: Answer | Failure) -> None:
         if isinstance(result, Failure):
             message = f"The engine gave no answer ({result.value})."
-            self._client.respond(HTTPStatus.BAD_GATEWAY, [JSON_TYPE], error_body(HTTPStatus.BAD_GATEWAY, message))
+            body = error_body(HTTPStatus.BAD_GATEWAY, message, path=self._path)
+            self._client.respond(HTTPStatus.BAD_GATEWAY, [JSON_TYPE], body)
             return
         kind = result.head.get(b"content-type")
-        self._client.respond(result.status, [(b"content-type", kind)] if kind else [], result.body)
+        failed = result.status >= HTTPStatus.BAD_REQUEST
+        body = engines_error(result.status, result.body, self._path) if failed else result.body
+        self._client.respond(result.status, [(b"content-type", kind)] if kind else [], body)
 
     def client_gone(self) -> None:
         """See `Work`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from duplex_router.fleet.fleet import Fleet
+from duplex_router.fleet.models import Models
 from duplex_router.ledger.ledger import Ledger
 from duplex_router.wire.heads import Headers
 
@@ -88,6 +89,7 @@ class Core:
     counters: Counters = field(default_factory=Counters)
     explanations: Explanations = field(default_factory=Explanations)
     templates: Templates = field(default_factory=Templates)
+    models: Models = field(default_factory=Models)
     sessions: Sessions = field(default_factory=Sessions)
     settings: LegSettings = field(default_factory=LegSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
