@@ -48,6 +48,9 @@ test-unit: setup ## Unit tests (no cluster)
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
 	$(BIN)/pytest -q -m apiserver
 
+chaos-router: setup ## The router under seeded load and faults (SECONDS=600 SEED=n)
+	$(BIN)/python -m chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
 prove-guards: setup ## Take each safety guard out of a copy of the source and see that a test fails (ONLY=name JOBS=2)
 	PYTHONPATH=tools $(BIN)/python -m prove_guards --jobs $(or $(JOBS),2) $(if $(ONLY),--only "$(ONLY)")
 

@@ -180,7 +180,32 @@ def test_a_leg_that_hangs_is_the_engines_fault_unless_it_answered_others_meanwhi
     hung.engine.answered(stage.clock())
     stage.clock.now += 5
     hung.fail(Failure.TIMEOUT)
-    assert failed_pairs(stage) == [("p1:1", "d2:1", [0, 1])]
+    assert failed_pairs(stage) == [("p2:1", "d2:1", [0, 1])]
+
+
+def test_the_retry_of_a_hand_off_that_hung_meets_neither_engine(stage: Stage) -> None:
+    stage.begin(FIRST)
+    stage.transport.take().prefilled()
+    stage.transport.take().fail(Failure.TIMEOUT)
+    prefill = stage.transport.take()
+    prefill.prefilled()
+    assert (prefill.engine.key, stage.transport.take().engine.key) == ("p2:1", "d2:1")
+
+
+def test_the_retry_of_a_pull_that_hung_meets_neither_engine(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.begin(SECOND)
+    stage.transport.take().fail(Failure.TIMEOUT)
+    prefill = stage.transport.take()
+    prefill.prefilled()
+    assert (prefill.engine.key, stage.transport.take().engine.key) == ("p2:1", "d2:1")
+
+
+def test_decode_is_not_the_engine_that_could_not_be_pulled_from(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.begin(SECOND)
+    stage.transport.take().prefilled(outcome="full", reason="pull-failed", computed=50)
+    assert stage.transport.take().engine.key == "d2:1"
 
 
 def test_a_leg_that_hung_is_done_again_without_its_handle(stage: Stage) -> None:

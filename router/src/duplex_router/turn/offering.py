@@ -114,14 +114,16 @@ class Offering:
         else:
             self._core.later(self._core.settings.pull_grace_seconds, end)
 
-    def answered(self, engine: Engine, answer: PrefillAnswer) -> None:
-        """Take what a prefill engine says that it made of the handle."""
+    def answered(self, engine: Engine, answer: PrefillAnswer) -> set[str]:
+        """Take what a prefill engine says that it made of the handle; return the keys of engines better avoided now."""
         self.outcome = outcome_of(self.offer, answer, offered=self.live)
         source, fleet = self.offer.source, self._core.fleet
         if not self.live or source is None:
-            return
+            return set()
+        avoid = set()
         if self.outcome.reason == Reason.PULL_FAILED:
             fleet.transfer_failed(engine.key, source.engine, Way.PULL)
+            avoid.add(source.engine)  # it may be the pair's fault, or that engine may be dying
         elif self.outcome.pulled:
             fleet.transfer_worked(engine.key, source.engine, Way.PULL)
         if self.offer.depth >= source.depth and self.outcome.reason != Reason.PULL_FAILED:
@@ -129,6 +131,7 @@ class Offering:
         if self.outcome.reason in USELESS_HANDLE or self._has_nothing(source):
             self._core.ledger.retire(source, Fate.USELESS)
             self._core.keeper.flush()
+        return avoid
 
     def _has_nothing(self, source: Entry) -> bool:
         """Tell whether not even a prompt that is the same by its content was proved: no later one will be either."""

@@ -40,6 +40,8 @@ class Tries:
             self._core.fleet.transfer_failed(engine.key, holder, Way.PULL)
         else:
             engine.failed(self._core.clock())
+        if holder and _may_be_the_others(result):
+            self.avoid.add(holder)
         return self._again(engine, result)
 
     def decode_failed(
@@ -50,9 +52,10 @@ class Tries:
             return False
         if hander and _hung(engine, result, began, guarded=guarded):
             self._core.fleet.transfer_failed(hander, engine.key, Way.HAND_OFF)
-            self.avoid.add(hander)
         else:
             engine.failed(self._core.clock())
+        if hander and _may_be_the_others(result):
+            self.avoid.add(hander)
         return self._again(engine, result)
 
     def elsewhere(self, engine: Engine) -> bool:
@@ -67,6 +70,11 @@ class Tries:
             return self.elsewhere(engine)
         again, self._retried = not self._retried, True
         return again
+
+
+def _may_be_the_others(result: Answer | Failure) -> bool:
+    """Tell whether the engine that was read from may be what failed: there is one retry, which should meet neither."""
+    return result not in (Failure.LOST, Failure.UNREACHABLE)
 
 
 def _hung(engine: Engine, result: Answer | Failure, began: float, *, guarded: bool) -> bool:

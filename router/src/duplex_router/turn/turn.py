@@ -45,9 +45,9 @@ class Turn:
     """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
 
     __slots__ = (
-        "_answer", "_began", "_client", "_core", "_decode_legs", "_decoder", "_engine", "_exchange", "_hand_off",
-        "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject", "_ticket",
-        "_tries", "_waiting", "_watched",
+        "_answer", "_began", "_client", "_core", "_decode_engine", "_decode_legs", "_decoder", "_engine", "_exchange",
+        "_hand_off", "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject",
+        "_ticket", "_tries", "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, subject: Subject, client: Client) -> None:
@@ -62,6 +62,7 @@ class Turn:
         self._decoder: DecodeLeg | None = None
         self._engine: Engine | None = None
         self._prefill_engine: Engine | None = None
+        self._decode_engine: Engine | None = None
         self._revision = ""
         self._ticket: Ticket | None = None
         self._waiting = 0
@@ -166,7 +167,7 @@ class Turn:
         engine.answered(self._core.clock())
         self._answer = answer
         self._hand_off = answer.hand_off
-        self._offering.answered(engine, answer)
+        self._tries.avoid |= self._offering.answered(engine, answer)
         if self._ticket is not None:
             self._core.admission.prefilled(self._ticket)
         self._start_decode()
@@ -196,7 +197,7 @@ class Turn:
             return
         self._phase = Phase.DECODE
         self._decode_legs += 1
-        self._engine = engine
+        self._decode_engine = self._engine = engine
         if self._subject.request.whole:
             params = None
         elif self._hand_off is None:
@@ -398,6 +399,7 @@ class Turn:
             "seconds": round(core.clock() - self._began, 6),
             "revision": self._revision,
             "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
+            "decode": self._decode_engine.key if self._decode_engine is not None else None,
             "prefillLegs": self._prefill_legs,
             "decodeLegs": self._decode_legs,
             **self._subject.depths(self._offering.offer.depth),

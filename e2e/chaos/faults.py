@@ -1,0 +1,113 @@
+"""Faults, one at a time: an engine killed, frozen, cut off, taken out of the fleet, or drained, and then well again.
+
+One at a time because that is what a turn promises to survive: it is done again once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from .site import Engine, Site
+
+WEIGHTS = {"kill": 70, "freeze": 10, "reset": 10, "drain": 5, "remove": 5}
+SETTLE_SECONDS = 1.0
+
+
+@dataclass
+class Window:
+    """When an engine could not serve: answers of it that were under way may have broken off."""
+
+    engine: str
+    kind: str
+    begin: float
+    end: float | None = None
+
+
+@dataclass
+class Faults:
+    """Does one fault after another until told to stop; `windows` says which engine was hit when."""
+
+    site: Site
+    session: aiohttp.ClientSession
+    random: random.Random
+    longest_freeze: float
+    windows: list[Window] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set; every engine is well again then."""
+        kinds: dict[str, Callable[[Engine], Awaitable[None]]] = {
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "reset": self._reset,
+            "drain": self._drain,
+            "remove": self._remove,
+        }
+        while not stop.is_set():
+            await asyncio.sleep(self.random.uniform(0.5, 3.0))
+            kind = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            engine = self.random.choice(self.site.engines)
+            self.counts[kind] += 1
+            await kinds[kind](engine)
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    def _begin(self, engine: Engine, kind: str) -> Window:
+        window = Window(engine.key, kind, time.monotonic())
+        self.windows.append(window)
+        return window
+
+    async def _kill(self, engine: Engine) -> None:
+        await self.note(engine)
+        window = self._begin(engine, "kill")
+        engine.kill()
+        await asyncio.sleep(self.random.choice([0.0, 0.2, 1.0, 3.0]))
+        engine.start()
+        await engine.ready(self.session)
+        window.end = time.monotonic()
+
+    async def _freeze(self, engine: Engine) -> None:
+        window = self._begin(engine, "freeze")
+        engine.signal(signal.SIGSTOP)
+        await asyncio.sleep(self.random.uniform(0.2, self.longest_freeze))
+        engine.signal(signal.SIGCONT)
+        window.end = time.monotonic()
+
+    async def _reset(self, engine: Engine) -> None:
+        window = self._begin(engine, "reset")
+        engine.relay.reset()
+        window.end = time.monotonic()
+
+    async def _drain(self, engine: Engine) -> None:
+        self.site.draining = {engine.name}
+        self.site.write_fleet()
+        await asyncio.sleep(self.random.uniform(1.0, 4.0))
+        self.site.draining = set()
+        self.site.write_fleet()
+
+    async def _remove(self, engine: Engine) -> None:
+        self.site.absent = {engine.name}
+        self.site.write_fleet()
+        await asyncio.sleep(self.random.uniform(1.0, 4.0))
+        self.site.absent = set()
+        self.site.write_fleet()
+
+    async def note(self, engine: Engine) -> None:
+        """Keep what an engine has counted before its life ends."""
+        state = await engine.state(self.session)
+        if state is not None:
+            engine.corrupt += state["corruptAnswers"] + state["freedReads"]
+
+    def explains(self, begin: float, end: float, keys: set[str]) -> Window | None:
+        """Return the fault that hit one of these engines while an answer was under way."""
+        for window in self.windows:
+            if window.engine in keys and window.begin <= end and (window.end is None or window.end >= begin):
+                return window
+        return None
