@@ -5,7 +5,8 @@ from __future__ import annotations
 from .mutation import Mutation
 
 _LEDGER = "router/src/duplex_router/ledger/ledger.py"
-_HISTORY = "router/src/duplex_router/ledger/history.py"
+_CANONICAL = "router/src/duplex_router/ledger/canonical.py"
+_READING = "router/src/duplex_router/ledger/reading.py"
 _OFFER = "router/src/duplex_router/turn/offer.py"
 _OFFERING = "router/src/duplex_router/turn/offering.py"
 _TESTS = "router/tests/router_tests"
@@ -14,18 +15,18 @@ MUTATIONS = (
     Mutation(
         "content match",
         "a message's content does not enter its mark",
-        _HISTORY,
-        'return b"t" + _decode_text(message["role"]).encode() + b"\\0" + _utf8(_decode_text(content))',
-        'return b"t" + _decode_text(message["role"]).encode() + b"\\0"',
+        _CANONICAL,
+        'return text_message(_decode_text(message["role"]), _decode_text(content))',
+        'return text_message(_decode_text(message["role"]), "")',
         f"{_TESTS}/test_ledger.py::test_an_edited_history_matches_up_to_the_edit",
     ),
     Mutation(
         "content match",
         "what shapes the prompt does not seed the marks",
-        _HISTORY,
-        "for name in sorted(request.fields.keys() - NEUTRAL_FIELDS):",
-        "for name in ():",
-        f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does",
+        _READING,
+        "shape = _digest_of(request, sorted(request.fields.keys() - NEUTRAL_FIELDS - set(apart)))",
+        'shape = _digest_of(request, ["model"])',
+        f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does_where_nothing_is_proved",
     ),
     Mutation(
         "content match on stock",
@@ -39,7 +40,7 @@ MUTATIONS = (
         "content match on stock",
         "a stock handle is spent on history that two share",
         _LEDGER,
-        "    if ledger.shared(history, depth):\n",
+        "    if ledger.shared(history, depth, entry.tenant):\n",
         "    if False:\n",
         f"{_TESTS}/test_ledger.py::test_stock_handles_are_not_spent_on_history_that_two_share",
     ),
@@ -55,7 +56,7 @@ MUTATIONS = (
         "single use on stock",
         "an offered handle stays in the ledger",
         _OFFER,
-        "        self._ledger.take(entry)\n",
+        "        self._ledger.take(entry, Fate.USED)\n",
         "",
         f"{_TESTS}/test_stock_turn.py::test_a_stock_handle_is_trimmed_and_used_once",
     ),
@@ -79,8 +80,8 @@ MUTATIONS = (
         "no release under a pull",
         "a retired hold is released while it is read",
         _LEDGER,
-        "if entry.pulls == 0 and entry in self._by_engine",
-        "if entry in self._by_engine",
+        "if entry.pulls == 0 and self._holds(entry):",
+        "if self._holds(entry):",
         f"{_TESTS}/test_turn.py::test_a_hold_is_not_released_while_another_turn_pulls_it",
     ),
     Mutation(
@@ -116,14 +117,6 @@ MUTATIONS = (
         f"{_TESTS}/test_ledger.py::test_another_tenants_entry_is_not_matched_even_if_the_digests_were_equal",
     ),
     Mutation(
-        "tenant",
-        "the tenant does not seed the marks",
-        _HISTORY,
-        "state = xxhash.xxh3_128(tenant)",
-        "state = xxhash.xxh3_128()",
-        f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does",
-    ),
-    Mutation(
         "boot",
         "a new boot keeps what the old one held",
         _LEDGER,
@@ -135,8 +128,8 @@ MUTATIONS = (
         "boot",
         "an engine that is gone keeps its handles",
         _OFFER,
-        "        if engine is None or not engine.serving:\n            return Rejection.ENGINE_GONE\n",
-        "",
+        "if engine is None or not engine.serving:",
+        "if engine is None:",
         f"{_TESTS}/test_turn.py::test_an_engine_that_serves_no_more_is_not_pulled_from",
     ),
     Mutation(
