@@ -13,6 +13,8 @@ from prove_guards.__main__ import prove, unmutated  # noqa: E402 - tools/ is on 
 from prove_guards.mutation import AnchorError, Mutation  # noqa: E402 - the same
 from prove_guards.table import MUTATIONS  # noqa: E402 - the same
 
+pytestmark = pytest.mark.timeout(600)  # each proof starts a pytest of its own
+
 NAMES = [f"{mutation.guard}: {mutation.how}" for mutation in MUTATIONS]
 
 REQUIRED = {
