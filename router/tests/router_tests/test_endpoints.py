@@ -87,7 +87,7 @@ def test_a_turn_and_the_next_one(stage: Stage, endpoint: Endpoint) -> None:
     assert prefill.params["remote_block_ids"] is None
     decode = stage.transport.take()
     assert decode.body[limit] == 9
-    assert (decode.params["remote_request_id"], decode.params["duplex"]) == ("p", {"ttl": 480})
+    assert (decode.params["remote_request_id"], decode.params["duplex"]) == ("p", {"ttl": 60})
     decode.answer({**ANSWERED[endpoint], "kv_transfer_params": handle_fields(request="hold-1")})
     assert b"remote_" not in client.body
     assert {**json.loads(client.body), "kv_transfer_params": None} == {

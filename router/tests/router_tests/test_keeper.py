@@ -2,6 +2,9 @@
 
 import pytest
 
+from duplex_connector.contract import ConnectorKind
+from duplex_router.ledger.fates import Fate
+from duplex_router.ledger.returns import Kind
 from duplex_router.turn.legs import Failure
 
 from .scripted import Stage
@@ -13,39 +16,110 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_a_hold_in_use_is_renewed_and_its_expiry_moved(stage: Stage) -> None:
-    stage.set_policy(ttlSeconds=100)
+def renewed(stage: Stage) -> dict[str, float]:
+    """Return the leases that the last messages gave, confirmed."""
+    found: dict[str, float] = {}
+    for params in stage.transport.leases():
+        found.update(params["duplex"]["renew"])
+    return found
+
+
+def pass_time(stage: Stage, seconds: int, *, confirm: bool = True) -> list[float]:
+    """Let seconds pass one by one; return when renewals were sent."""
+    sent = []
+    for _ in range(seconds):
+        stage.clock.now += 1
+        stage.core.keeper.tick()
+        if stage.transport.calls and confirm and renewed(stage):
+            sent.append(stage.clock.now)
+    return sent
+
+
+def test_a_lease_is_short_and_renewed_at_half_while_the_ttl_runs(stage: Stage) -> None:
+    stage.set_policy(ttlSeconds=200)
     stage.whole_turn(FIRST, request="hold-1", expiry=500.0)
-    stage.begin(SECOND)
-    stage.clock.now += 40
-    stage.core.keeper.tick()
-    assert stage.transport.leases() == []
-    stage.clock.now += 20
-    stage.core.keeper.tick()
-    assert stage.transport.leases()[0]["duplex"]["renew"] == {"hold-1": 100}
     (entry,) = stage.core.ledger
-    assert entry.deadline == stage.clock.now + 100
-    assert entry.handle.expiry == 560.0
-
-
-def test_a_hold_that_nobody_uses_is_not_renewed_and_lapses(stage: Stage) -> None:
-    stage.set_policy(ttlSeconds=100)
-    stage.whole_turn(FIRST, request="hold-1")
-    stage.clock.now += 60
-    stage.core.keeper.tick()
-    assert stage.transport.calls == []
-    stage.clock.now += 40
-    stage.core.keeper.tick()
+    begun = stage.clock.now
+    assert entry.deadline == begun + 60
+    assert pass_time(stage, 30) == []
+    assert pass_time(stage, 1) == [begun + 31]
+    assert entry.deadline == begun + 91
+    assert entry.handle.expiry == 531.0
+    pass_time(stage, 168)
+    assert entry.deadline == begun + 200, "no lease goes beyond the ttl"
+    pass_time(stage, 1)
     assert held(stage) == set()
 
 
-def test_renewals_end_at_the_longest_hold(stage: Stage) -> None:
-    stage.set_policy(ttlSeconds=100, maxHoldSeconds=150)
+def test_a_hold_in_use_is_renewed_beyond_its_ttl_and_up_to_the_longest_hold(stage: Stage) -> None:
+    stage.set_policy(ttlSeconds=100, maxHoldSeconds=400)
     stage.whole_turn(FIRST, request="hold-1")
+    (entry,) = stage.core.ledger
     stage.begin(SECOND)
-    stage.clock.now += 51
+    pass_time(stage, 300)
+    assert held(stage) == {"hold-1"}
+    pass_time(stage, 99)
+    assert entry.deadline == entry.created + 400
+
+
+def test_a_conversation_that_is_likely_to_return_is_held_beyond_its_ttl(stage: Stage) -> None:
+    stage.set_policy(ttlSeconds=100, maxHoldSeconds=400)
+    for _ in range(50):
+        stage.core.ledger.returns.learn(b"t", Kind.FIRST, 150.0, stage.clock.now, returned=True)
+    stage.whole_turn(FIRST, request="hold-1")
+    pass_time(stage, 130)
+    assert held(stage) == {"hold-1"}
+    pass_time(stage, 271)
+    assert held(stage) == set(), "gone when all others had long returned"
+
+
+def test_a_conversation_that_nobody_expects_back_ends_with_its_ttl(stage: Stage) -> None:
+    stage.set_policy(ttlSeconds=100, maxHoldSeconds=400)
+    for _ in range(50):
+        stage.core.ledger.returns.learn(b"t", Kind.FIRST, 300.0, stage.clock.now, returned=False)
+    stage.whole_turn(FIRST, request="hold-1")
+    pass_time(stage, 100)
+    assert held(stage) == set()
+
+
+def test_where_renewals_fail_the_handle_is_offered_no_more_before_its_lease_ends(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    for second in range(60):
+        stage.clock.now += 1
+        stage.core.keeper.tick()
+        for call in [call for call in stage.transport.calls if call.is_lease]:
+            stage.transport.calls.remove(call)
+            call.fail(Failure.TIMEOUT)
+        if second == 53:
+            stage.begin(SECOND)
+            assert stage.transport.take().params["remote_block_ids"] is None
+    assert held(stage) == set()
+    assert stage.core.counters.lease_messages["renew-failed"] > 0
+
+
+def test_holds_of_one_engine_are_renewed_in_one_message() -> None:
+    stage = Stage(decode=1)
+    for number in range(5):
+        stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
+    stage.clock.now += 31
     stage.core.keeper.tick()
-    assert stage.transport.leases() == []
+    (call,) = stage.transport.calls
+    assert call.params["duplex"]["renew"] == {f"hold-{number}": 60 for number in range(5)}
+
+
+def test_holds_of_stock_engines_are_not_renewed() -> None:
+    stage = Stage(ConnectorKind.STOCK)
+    stage.set_policy(ttlSeconds=100)
+    stage.whole_turn(FIRST, request="hold-1")
+    (entry,) = stage.core.ledger
+    assert entry.deadline == stage.clock.now + 100
+    stage.begin(SECOND)
+    stage.transport.take()
+    for _ in range(100):
+        stage.clock.now += 1
+        stage.core.keeper.tick()
+        assert stage.transport.calls == []
+    assert held(stage) == set()
 
 
 def test_a_release_that_is_lost_is_sent_again_a_bounded_number_of_times(stage: Stage) -> None:
@@ -66,7 +140,7 @@ def test_releases_that_come_up_while_one_is_under_way_share_the_next_message() -
     for number in range(4):
         stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
     for entry in list(stage.core.ledger):
-        stage.core.ledger.retire(entry)
+        stage.core.ledger.retire(entry, Fate.REPLACED)
         stage.core.keeper.flush()
     (first,) = stage.transport.calls
     assert first.params["duplex"]["renew"] == {"hold-0": 0}
@@ -83,7 +157,7 @@ def test_a_release_that_is_lost_does_not_hold_the_next_one_back() -> None:
     for number in range(2):
         stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
     for entry in list(stage.core.ledger):
-        stage.core.ledger.retire(entry)
+        stage.core.ledger.retire(entry, Fate.REPLACED)
         stage.core.keeper.flush()
     stage.transport.calls[0].fail(Failure.TIMEOUT)
     assert stage.transport.calls[-1].params["duplex"]["renew"] == {"hold-1": 0}

@@ -28,7 +28,7 @@ def test_the_legs_of_a_first_turn(stage: Stage) -> None:
     prefill.prefilled("hand-off")
     decode = stage.transport.take()
     assert (decode.engine.key, decode.params["remote_request_id"]) == ("d1:1", "hand-off")
-    assert decode.params["duplex"] == {"ttl": 480}
+    assert decode.params["duplex"] == {"ttl": 60}
     decode.stream("Hi.", request="hold-1")
     assert client.ended
     assert b"remote_request_id" not in client.body
@@ -176,7 +176,7 @@ def test_a_prefill_that_hands_nothing_off_leaves_all_to_decode(stage: Stage) -> 
     stage.begin(FIRST)
     stage.transport.take().answer({"choices": [{"finish_reason": "stop"}], "kv_transfer_params": None})
     params = stage.transport.take().params
-    assert params == {"do_remote_prefill": False, "do_remote_decode": False, "duplex": {"ttl": 480}}
+    assert params == {"do_remote_prefill": False, "do_remote_decode": False, "duplex": {"ttl": 60}}
 
 
 @pytest.mark.parametrize("failure", [Failure.LOST, Failure.TIMEOUT, Failure.BROKEN])
@@ -352,7 +352,7 @@ def test_streams_that_would_hide_their_handle_are_not_held(stage: Stage) -> None
     assert stage.transport.take().params["duplex"] == {"ttl": 0}
     stage.begin(FIRST, stream=False)
     stage.transport.take().prefilled()
-    assert stage.transport.take().params["duplex"] == {"ttl": 480}
+    assert stage.transport.take().params["duplex"] == {"ttl": 60}
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"prompt_logprobs": 1}, {"use_beam_search": True}])

@@ -42,16 +42,26 @@ class Model(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Policy(msgspec.Struct, rename="camel", frozen=True):
-    """What holds for every turn. `streams`: engines put kv_transfer_params into streamed answers (vLLM >= 0.33)."""
+    """What holds for every turn. `streams`: engines put kv_transfer_params into streamed answers (vLLM >= 0.33).
+
+    `ttl_seconds`: how long a finished turn is held unless its conversation lives on. On guarded engines that time is
+    made of leases of `lease_seconds` at most: what a router that dies held is free again after one of them.
+    """
 
     bidirectional: bool = True
     ttl_seconds: NotNegative = 480
+    lease_seconds: Annotated[float, msgspec.Meta(ge=10)] = 60
     max_hold_seconds: NotNegative = 3600
     margin_seconds: NotNegative = 6
     recompute_threshold_tokens: Annotated[int, msgspec.Meta(ge=0)] = 64
     retention_percent: Annotated[int, msgspec.Meta(ge=1, le=90)] = 50
     tenancy: Tenancy = Tenancy.AUTHORIZATION
     streams: bool = True
+
+    @property
+    def lease(self) -> float:
+        """The seconds of one lease on a guarded engine."""
+        return min(self.ttl_seconds, self.lease_seconds)
 
 
 class StaticEngines(msgspec.Struct, frozen=True):

@@ -7,11 +7,13 @@ which any prefill engine of its revision passes on.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from duplex_connector.contract import ConnectorKind
+from duplex_router.fleet.document import Policy
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.ledger import Entry, Ledger
@@ -24,6 +26,10 @@ LEASE_PATH = b"/v1/completions"
 LEASE_SECONDS = 5.0
 MAX_TRIES = 3
 MAX_HOLDS_PER_MESSAGE = 256
+LEAST_GAIN_SECONDS = 1.0
+LIKELY = 0.1
+"""The chance of return within one more lease from which a hold is kept beyond its ttl."""
+
 _HEADERS = b"content-type: application/json\r\n"
 _REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -35,9 +41,8 @@ class _Message:
     choose: Callable[[], Engine | None]
     params: bytes
     kind: str
-    renewed: list[Entry] = field(default_factory=list)
+    renewed: dict[Entry, float] = field(default_factory=dict)
     sent: float = 0.0
-    seconds: float = 0.0
     tries: int = 0
     holder: str = ""
 
@@ -85,13 +90,13 @@ class Keeper:
         self._send(_Message(functools.partial(self._fleet.pick_decode, revision), params, "hand-off"))
 
     def tick(self) -> None:
-        """Once a second: drop what has lapsed, renew what is in use, and try lost messages again."""
+        """Once a second: drop what has lapsed, renew what lives, and try lost messages again."""
         self._counters.holds_ended["lapsed"] += self._ledger.drop_lapsed()
         policy = self._fleet.document.policy if self._fleet.document is not None else None
         if policy is not None and (not policy.bidirectional or policy.ttl_seconds == 0):
             self._ledger.retire_all()  # nothing shall be held any more, and what was held is of no use
         self.flush()
-        self._renew_used()
+        self._renew_living()
         again, self._again = self._again, []
         for message in again:
             self._send(message)
@@ -127,25 +132,42 @@ class Keeper:
         document = self._fleet.document
         return document is not None and document.model.connector is ConnectorKind.GUARDED
 
-    def _renew_used(self) -> None:
+    def _renew_living(self) -> None:
+        """Renew the leases that have run half and whose conversations live; the others lapse."""
         document = self._fleet.document
         if document is None or not self._guarded():
             return
-        ttl, longest = document.policy.ttl_seconds, document.policy.max_hold_seconds
-        now = self._clock()
-        by_engine: dict[str, list[Entry]] = {}
+        policy, now = document.policy, self._clock()
+        by_engine: dict[str, dict[Entry, float]] = {}
         for entry in self._ledger:
-            in_use = entry.turns > 0 or entry.pulls > 0
-            due = entry.deadline - now < ttl / 2 and now - entry.created + ttl <= longest
-            if in_use and due and entry.engine in self._fleet.engines and entry not in self._renewing:
-                by_engine.setdefault(entry.engine, []).append(entry)
-        for key, entries in by_engine.items():
-            for start in range(0, len(entries), MAX_HOLDS_PER_MESSAGE):
-                part = entries[start : start + MAX_HOLDS_PER_MESSAGE]
-                params = renewals({entry.handle.request_id: ttl for entry in part})
-                self._renewing.update(part)
-                holder = functools.partial(self._fleet.engines.get, key)
-                self._send(_Message(holder, params, "renew", part, seconds=ttl))
+            left = entry.deadline - now
+            if left >= policy.lease / 2 or entry in self._renewing or entry.engine not in self._fleet.engines:
+                continue
+            seconds = min(policy.lease, self._lives_until(entry, policy, now) - now)
+            if seconds - left >= LEAST_GAIN_SECONDS:
+                by_engine.setdefault(entry.engine, {})[entry] = round(seconds, 3)
+        for key, leases in by_engine.items():
+            items = iter(leases.items())
+            while part := dict(itertools.islice(items, MAX_HOLDS_PER_MESSAGE)):
+                self._renew(key, part)
+
+    def _lives_until(self, entry: Entry, policy: Policy, now: float) -> float:
+        """Return until when a hold is worth keeping, as seen now.
+
+        The ttl since its last use; longer, up to the longest hold, while a turn uses it or is likely to.
+        """
+        longest = entry.created + policy.max_hold_seconds
+        in_use = entry.turns > 0 or entry.pulls > 0
+        if entry.retired:
+            return longest if in_use else now
+        if in_use or self._ledger.likely(entry, policy.lease) >= LIKELY:
+            return longest
+        return min(entry.used + policy.ttl_seconds, longest)
+
+    def _renew(self, holder: str, leases: dict[Entry, float]) -> None:
+        params = renewals({entry.handle.request_id: seconds for entry, seconds in leases.items()})
+        self._renewing.update(leases)
+        self._send(_Message(functools.partial(self._fleet.engines.get, holder), params, "renew", renewed=leases))
 
     def _send(self, message: _Message) -> None:
         engine = message.choose()
@@ -188,9 +210,9 @@ class Keeper:
         self._answered(message)
 
     def _move_deadlines(self, message: _Message) -> None:
-        for entry in message.renewed:
+        for entry, seconds in message.renewed.items():
             # From the moment of sending, and from the latest that the old deadline can have been: never too late.
-            gain = message.sent + message.seconds - entry.deadline
+            gain = message.sent + seconds - entry.deadline
             if gain > 0:
                 entry.deadline += gain
                 if entry.handle.expiry is not None:

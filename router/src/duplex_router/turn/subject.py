@@ -45,12 +45,14 @@ class Subject:
 
     @property
     def ttl(self) -> float:
-        """For how many seconds decode shall hold the finished turn; 0: not at all."""
+        """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
         policy = self.document.policy
         followed = self.history is not None and bool(self.history.marks)
         told = self.request.tells_handle and (policy.streams or not self.request.stream)
         kept = policy.bidirectional and not self.request.whole and followed and told
-        return policy.ttl_seconds if kept else 0
+        if not kept:
+            return 0
+        return policy.lease if self.guarded else policy.ttl_seconds
 
     def depths(self, matched: int) -> dict[str, int]:
         """Return, for an explanation, how many parts of the history there are and how many the ledger's match has."""
