@@ -170,7 +170,13 @@ async def test_the_canary_runs_by_itself_serves_tokens_and_leaves_no_hold(guarde
         assert {name: count for name, count in stats["reuse"].items() if count} == {}
         await say(under_test.client(), [*fresh(), user("one")])
         stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
-        assert (stats["turns"], stats["reuse"]["eligible"]) == (1, 0)
+        assert (stats["turns"], stats["reuse"]["eligible"], stats["reuse"]["missed"]) == (1, 0, 1)
+        retention = stats["retention"]
+        assert (retention["renewable"], retention["conversations"]) == (True, 1)
+        holder, other = retention["engines"]
+        assert (holder["conversations"], other["conversations"]) == (1, 0)
+        assert holder["tokens"] == retention["tokens"] > 100
+        assert holder["budgetTokens"] == 8192 * 16 // 2
 
 
 def test_the_command_line_is_checked() -> None:

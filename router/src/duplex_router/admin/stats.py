@@ -1,17 +1,18 @@
-"""`/stats`: what the operator reads of a router, bounded; it names no conversation, and pods only in broken pairs."""
+"""`/stats`: what the operator reads of a router, bounded; it names no conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from duplex_connector.contract import Role
+from duplex_connector.contract import ConnectorKind, Role
 from duplex_router.fleet.engines import Engine
 
 from .state import AdminState
 
 MAX_REASONS = 32
 MAX_PAIRS = 32
+MAX_ENGINES = 32
 
 
 def stats(state: AdminState) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def stats(state: AdminState) -> dict[str, Any]:
             "savedPrefillTokens": counters.pulled_tokens,
             "rejected": dict(counters.rejected.most_common(MAX_REASONS)),
         },
-        "retention": {"conversations": len(ledger), "tokens": ledger.tokens},
+        "retention": _retention(state),
         "kv": _kv(fleet.engines.values()),
         "holds": len(ledger),
         "transport": {"backend": state.transport.backend, "bytesMoved": state.transport.bytes_moved},
@@ -57,6 +58,36 @@ def stats(state: AdminState) -> dict[str, Any]:
             "message": state.canary.message,
         },
         "brokenPairs": _broken_pairs(state),
+    }
+
+
+def _retention(state: AdminState) -> dict[str, Any]:
+    """Return what decode engines hold for this router; `engines` has those that hold most, each with its budget.
+
+    `renewable`: whether the engines take longer leases; stock ones do not, and hold until their own ttl at most.
+    """
+    core = state.core
+    ledger, document = core.ledger, core.fleet.document
+    percent = document.policy.retention_percent if document is not None else 0
+    engines = [
+        {
+            "name": engine.pod or engine.key,
+            "conversations": ledger.held_conversations(engine.key),
+            "tokens": ledger.held_tokens(engine.key),
+            "budgetTokens": engine.kv_tokens * percent // 100 if engine.kv_tokens is not None else None,
+            "bytesPerToken": engine.kv_bytes_per_token
+            or (document.model.kv_bytes_per_token if document else 0)
+            or None,
+        }
+        for engine in core.fleet.engines.values()
+        if engine.role is Role.DECODE
+    ]
+    engines.sort(key=lambda each: -int(each["tokens"] or 0))
+    return {
+        "conversations": len(ledger),
+        "tokens": ledger.tokens,
+        "renewable": document is not None and document.model.connector is ConnectorKind.GUARDED,
+        "engines": engines[:MAX_ENGINES],
     }
 
 

@@ -114,6 +114,10 @@ class Ledger:
         holds = self._by_engine.get(engine)
         return holds.tokens if holds is not None else 0
 
+    def held_conversations(self, engine: str) -> int:
+        """Return how many entries of this ledger an engine holds."""
+        return len(self._by_engine.get(engine, ()))
+
     def add(self, entry: Entry) -> None:
         """Take a new handle, which replaces one of the same history and reply.
 
