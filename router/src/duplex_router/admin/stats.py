@@ -75,9 +75,7 @@ def _retention(state: AdminState) -> dict[str, Any]:
             "conversations": ledger.held_conversations(engine.key),
             "tokens": ledger.held_tokens(engine.key),
             "budgetTokens": engine.kv_tokens * percent // 100 if engine.kv_tokens is not None else None,
-            "bytesPerToken": engine.kv_bytes_per_token
-            or (document.model.kv_bytes_per_token if document else 0)
-            or None,
+            "bytesPerToken": engine.kv_bytes_per_token,
         }
         for engine in core.fleet.engines.values()
         if engine.role is Role.DECODE
