@@ -22,6 +22,8 @@ from .http.settings import ServerSettings
 from .http.upstream import Pool
 from .ledger.fates import Fate
 from .ledger.ledger import Ledger
+from .store.address import StoreSettings
+from .store.shared import StoreLedger
 from .turn.admission import QueueSettings
 from .turn.core import Core, LegSettings
 from .turn.counters import Counters
@@ -35,6 +37,8 @@ RELEASE_SECONDS = 5.0
 UNTIL_STEP_SECONDS = 0.02
 RESTART_SECONDS = 1.0
 CLOSE_SECONDS = 1.0
+STORE_SLACK_SECONDS = 10.0
+"""What a pull may begin later than its look-up in the store."""
 
 
 class Source(Protocol):
@@ -57,6 +61,8 @@ class ServiceSettings:
     legs: LegSettings = field(default_factory=LegSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    store: StoreSettings | None = None
+    """Where routers share their ledgers; None: this router has its own only."""
 
 
 class Service:
@@ -81,6 +87,7 @@ class Service:
             settings=settings.legs,
             queue=settings.queue,
         )
+        self.store = self._make_store(clock)
         self.app = App(self.core, settings.server)
         self.state = AdminState(self.core, settings.pod_name, clock(), self.app.serves)
         self._admin = AdminApp(self.state)
@@ -88,6 +95,22 @@ class Service:
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.port = self.admin_port = 0
+
+    def _make_store(self, clock: Callable[[], float]) -> StoreLedger | None:
+        if self._settings.store is None:
+            return None
+        legs = self._settings.legs
+        store = StoreLedger(
+            self._settings.store,
+            self.ledger,
+            clock,
+            guarded=self.core.keeper.guarded,
+            retired=self.core.keeper.flush,
+            pull_seconds=legs.prefill_seconds + legs.pull_grace_seconds + STORE_SLACK_SECONDS,
+            name=self._settings.pod_name,
+        )
+        self.core.shared = self.core.keeper.shared = store
+        return store
 
     def _engine_gone(self, engine: Engine) -> None:
         fate = Fate.DRAINING if engine.draining else Fate.ENGINE_GONE
@@ -108,6 +131,8 @@ class Service:
             ModelReader(self.state).run,
             Canary(self.state, time.time).run,
         ]
+        if self.store is not None:
+            beside.append(self.store.run)
         self._tasks = [asyncio.create_task(_endure(each)) for each in beside]
         log.info("router listens on port %d, admin on %d", self.port, self.admin_port)
 
@@ -132,12 +157,7 @@ class Service:
         await self._until(lambda: self.counters.in_flight == 0, self._settings.drain_seconds)
         for connection in list(self.app.connections):
             connection.drain()
-        self.ledger.retire_all()
-        self.core.keeper.flush()
-        # A hold is not released under a leg that was cut off a moment ago: its grace is waited for.
-        patience = RELEASE_SECONDS + self._settings.legs.pull_grace_seconds
-        await self._until(lambda: len(self.ledger) == 0 and self.core.keeper.outstanding == 0, patience)
-        log.info("router stops; holds left: %d", len(self.ledger))
+        await self._let_go()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -148,6 +168,22 @@ class Service:
             connection.close()
         await self._until(lambda: not self.app.connections and not self._admin.connections, CLOSE_SECONDS)
         await asyncio.sleep(UNTIL_STEP_SECONDS)  # the engines' connections close in the loop's next round
+
+    async def _let_go(self) -> None:
+        """Release every hold; those that the store has are left to the routers that stay or come."""
+        # A hold is not released under a leg that was cut off a moment ago: its grace is waited for.
+        patience = RELEASE_SECONDS + self._settings.legs.pull_grace_seconds
+        if self.store is not None:
+            await self._until(lambda: not any(entry.pulls for entry in self.ledger), patience)
+            await self.store.leave()
+        for entry in list(self.ledger):
+            if not entry.published:
+                self.ledger.retire(entry, Fate.DISABLED)
+        self.core.keeper.flush()
+        keeper = self.core.keeper
+        await self._until(lambda: all(e.published for e in self.ledger) and keeper.outstanding == 0, patience)
+        left, released = len(self.ledger), self.counters.holds_ended["released"]
+        log.info("router stops; holds released since it began: %d, left to others: %d", released, left)
 
     @staticmethod
     async def _until(done: Callable[[], bool], seconds: float) -> None:

@@ -25,6 +25,7 @@ from duplex_connector.contract import Backend, ConnectorKind, Env, Role
 from duplex_router.http.settings import ServerSettings
 from duplex_router.service import Service, ServiceSettings
 from duplex_router.source.file import FileSource
+from duplex_router.store.address import StoreSettings
 from duplex_router.turn.core import LegSettings
 
 MODEL = "model"
@@ -179,7 +180,12 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def router(
-    tmp_path: Path, document: object, *, legs: LegSettings | None = None, server: ServerSettings | None = None
+    tmp_path: Path,
+    document: object,
+    *,
+    legs: LegSettings | None = None,
+    server: ServerSettings | None = None,
+    store: StoreSettings | None = None,
 ) -> AsyncIterator[Router]:
     """Run a router over a fleet document until the block ends; ends it as SIGTERM would."""
     file = tmp_path / f"fleet-{secrets.token_hex(4)}.json"
@@ -192,6 +198,7 @@ async def router(
         drain_seconds=5,
         legs=legs or LegSettings(),
         server=server or ServerSettings(),
+        store=store,
     )
     service = Service(settings, lambda fleet: FileSource(fleet, file))
     await service.start()

@@ -16,7 +16,7 @@ from duplex_router.admin.scrape import Scraper, backend, bytes_moved, kv_bytes_p
 from duplex_router.cli import parse_arguments, settings_of
 from duplex_router.fleet.document import convert_document
 from duplex_router.fleet.pairs import Way
-from duplex_router.turn.counters import Explanations
+from duplex_router.turn.record import Explanations, TurnRecord
 
 from .raw_site import post, site
 from .rig import Engines, fetch, free_port, fresh, router, say, until, user
@@ -77,9 +77,9 @@ def test_the_probes_prompts_are_those_that_a_model_was_asked() -> None:
 def test_explanations_are_bounded() -> None:
     kept = Explanations(limit=2)
     for number in range(4):
-        kept.add(str(number), {"number": number})
+        kept.add(str(number), TurnRecord(str(number), 0.0))
     assert kept.get("1") is None
-    assert kept.get("3") == {"number": 3}
+    assert kept.get("3") == TurnRecord("3", 0.0)
 
 
 async def status_of(url: str) -> int:

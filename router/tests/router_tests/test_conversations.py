@@ -130,6 +130,9 @@ async def test_an_explanation_names_what_happened(guarded: Engines, tmp_path: Pa
         found = await asyncio.to_thread(fetch, under_test.admin + "/explain/mine-2")
         assert (found["reuse"], found["matchedDepth"], found["historyDepth"], found["status"]) == ("full", 3, 4, 200)
         assert found["pulledTokens"] > 0
+        assert [leg["leg"] for leg in found["legs"]] == ["prefill", "decode"]
+        assert "shares the first 3 of this request's 4 parts" in found["why"]
+        assert f"pulled {found['pulledTokens']}" in found["why"]
 
 
 async def test_usage_arrives_although_prefill_has_no_stream_options(guarded: Engines, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import RequestHead
 
+from .explain import explain
 from .metrics import CONTENT_TYPE, render
 from .state import AdminState
 from .stats import stats
@@ -61,7 +62,7 @@ class AdminApp:
         record = self._state.core.explanations.get(head.path[len(_EXPLAIN) :].decode("latin-1"))
         if record is None:
             raise RequestError(HTTPStatus.NOT_FOUND, "This request is not, or no longer, known here.")
-        client.respond(HTTPStatus.OK, [JSON_TYPE], msgspec.json.encode(record))
+        client.respond(HTTPStatus.OK, [JSON_TYPE], msgspec.json.encode(explain(record)))
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
         """Start to listen."""

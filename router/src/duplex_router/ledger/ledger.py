@@ -41,6 +41,7 @@ class Entry:
     that may read the hold now; `turns`: turns under way that came from it. `retired`: released when no pull runs.
     `kind`: of the turn that it comes from; `saves`: the part of its tokens that a turn is thought to pull; `used`: when
     a turn last came from it, or it was made.
+    `published`: other routers may have found it in a shared ledger.
     """
 
     handle: Handle
@@ -63,6 +64,7 @@ class Entry:
     pulls: int = 0
     turns: int = 0
     retired: bool = False
+    published: bool = False
 
     def __post_init__(self) -> None:
         """Count from its making until it is used."""
@@ -100,10 +102,17 @@ class Ledger:
         self._to_release: list[Entry] = []
         self._fates = Fates()
         self.returns = Returns()
+        self._borrowed: set[Entry] = set()
+        self._to_give_back: list[Entry] = []
         self.tokens = 0
+        self.shared_until = math.inf
+        """Until when this router surely owns what it has published; later on others may have released it."""
 
     def __len__(self) -> int:
         return sum(len(holds) for holds in self._by_engine.values())
+
+    def __contains__(self, entry: Entry) -> bool:
+        return self._holds(entry)
 
     def __iter__(self) -> Iterator[Entry]:
         for holds in self._by_engine.values():
@@ -176,11 +185,14 @@ class Ledger:
                 return Match(best, depth)
         return Match(reason=reason or self._fates.why(marks, tenant))
 
-    @staticmethod
-    def _why_not(entry: Entry, tenant: bytes, now: float) -> str:
+    def _why_not(self, entry: Entry, tenant: bytes, now: float) -> str:
         if entry.tenant != tenant:  # each tenant has an index of its own: this does not rest on that alone
             return TENANT
-        return Fate.EXPIRED if now >= entry.usable_until() else ""
+        return "" if self._may_be_read(entry, now) else Fate.EXPIRED
+
+    def _may_be_read(self, entry: Entry, now: float) -> bool:
+        owned = not entry.published or entry in self._borrowed or now < self.shared_until
+        return owned and now < entry.usable_until()
 
     def shared(self, history: History, depth: int, tenant: bytes) -> bool:
         """Tell whether more than one of a tenant's entries has the first `depth` marks of this history."""
@@ -249,7 +261,7 @@ class Ledger:
 
     def start_pull(self, entry: Entry) -> bool:
         """Say that a prefill leg may read the hold from now on; false where the hold is no longer there to read."""
-        held = self._holds(entry) and self._clock() < entry.usable_until()
+        held = (self._holds(entry) or entry in self._borrowed) and self._may_be_read(entry, self._clock())
         entry.pulls += held
         return held
 
@@ -258,11 +270,42 @@ class Ledger:
         entry.pulls -= 1
         if entry.retired:
             self._release_if_free(entry)
+        self.settle(entry)
 
     def _release_if_free(self, entry: Entry) -> None:
         if entry.pulls == 0 and self._holds(entry):
             self.take(entry, Fate.REPLACED)
             self._to_release.append(entry)
+
+    def same_boot(self, entry: Entry) -> bool:
+        """Tell whether an entry from elsewhere is of the boot that this router knows its engine by, if by any."""
+        return self._boots.get(entry.engine, entry.handle.boot) == entry.handle.boot
+
+    def borrow(self, entry: Entry) -> None:
+        """Let matches find another router's entry, until `stop_lending`; its hold is neither counted nor released here.
+
+        It is given back once no turn came from it and no pull of it runs.
+        """
+        self._borrowed.add(entry)
+        index = self._by_tenant.setdefault(entry.tenant, {})
+        for mark in entry.marks:
+            index.setdefault(mark, {})[entry] = None
+
+    def stop_lending(self, entry: Entry) -> None:
+        """Let no further match find a borrowed entry: its owner may end it once the present turn has read it."""
+        self._unindex(entry)
+        self.settle(entry)
+
+    def settle(self, entry: Entry) -> None:
+        """Give a borrowed entry back where nothing here needs it any more; to be called when a turn has ended."""
+        if entry in self._borrowed and entry.pulls == 0 and entry.turns == 0:
+            self._borrowed.remove(entry)
+            self._to_give_back.append(entry)
+
+    def due_returns(self) -> list[Entry]:
+        """Return, once, the borrowed entries to be given back; the retired ones have something newer in their place."""
+        due, self._to_give_back = self._to_give_back, []
+        return due
 
     def due_releases(self) -> list[Entry]:
         """Return, once, the entries whose holds are to be released."""

@@ -13,10 +13,12 @@ from duplex_router.ledger.ledger import Ledger
 from duplex_router.wire.heads import Headers
 
 from .admission import Admission, QueueSettings
-from .counters import Counters, Explanations
+from .counters import Counters
 from .keeper import Keeper
 from .legs import Transport
 from .offer import Offers, Templates
+from .record import Explanations, TurnRecord
+from .shared import SharedLedger
 
 JSON_TYPE = (b"content-type", b"application/json")
 MAX_SESSIONS = 65536
@@ -93,6 +95,8 @@ class Core:
     sessions: Sessions = field(default_factory=Sessions)
     settings: LegSettings = field(default_factory=LegSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    shared: SharedLedger | None = None
+    observers: list[Callable[[TurnRecord], None]] = field(default_factory=list)
     offers: Offers = field(init=False)
     admission: Admission = field(init=False)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds in seconds."""
-
-MAX_EXPLAINED = 1024
 
 
 class Histogram:
@@ -71,22 +68,3 @@ class Counters:
         if histogram is None:
             histogram = self.first_byte[outcome] = Histogram()
         histogram.add(seconds)
-
-
-class Explanations:
-    """Why the latest turns did or did not reuse, by request id; bounded."""
-
-    def __init__(self, limit: int = MAX_EXPLAINED) -> None:
-        self._limit = limit
-        self._records: OrderedDict[str, dict[str, Any]] = OrderedDict()
-
-    def add(self, request_id: str, record: dict[str, Any]) -> None:
-        """Keep a turn's record; the oldest goes beyond the limit."""
-        self._records[request_id] = record
-        self._records.move_to_end(request_id)
-        if len(self._records) > self._limit:
-            self._records.popitem(last=False)
-
-    def get(self, request_id: str) -> dict[str, Any] | None:
-        """Return a turn's record, or None where it is not, or no longer, known."""
-        return self._records.get(request_id)

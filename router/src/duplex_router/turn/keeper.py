@@ -21,6 +21,7 @@ from duplex_router.wire.params import Handle, lease_body, renewals
 
 from .counters import Counters
 from .legs import Answer, Failure, Transport, WholeAnswer
+from .shared import SharedLedger
 
 LEASE_PATH = b"/v1/completions"
 LEASE_SECONDS = 5.0
@@ -67,13 +68,24 @@ class Keeper:
         self._releasing: set[str] = set()
         self._to_release: dict[str, list[str]] = {}
         self.outstanding = 0
+        self.shared: SharedLedger | None = None
 
     def flush(self) -> None:
-        """Release the holds that the ledger has done with."""
+        """Release the holds that the ledger has done with; what other routers may read, once they do not."""
         due = self._ledger.due_releases()
-        if due:
-            self._counters.holds_ended["released"] += len(due)
-            self._release([(entry.handle, entry.engine, entry.revision) for entry in due])
+        if self.shared is not None:
+            published = [entry for entry in due if entry.published]
+            if published:
+                self.shared.withdraw(published, self._release_entries)
+                due = [entry for entry in due if not entry.published]
+            for entry in self._ledger.due_returns():
+                self.shared.give_back(entry, replaced=entry.retired)
+        self._release_entries(due)
+
+    def _release_entries(self, entries: list[Entry]) -> None:
+        if entries:
+            self._counters.holds_ended["released"] += len(entries)
+            self._release([(entry.handle, entry.engine, entry.revision) for entry in entries])
 
     def release_unowned(self, handle: Handle, engine: str, revision: str) -> None:
         """Release a hold that will not enter the ledger."""
@@ -102,7 +114,7 @@ class Keeper:
             self._send(message)
 
     def _release(self, holds: Iterable[tuple[Handle, str, str]]) -> None:
-        guarded = self._guarded()
+        guarded = self.guarded()
         holders: dict[str, None] = {}
         for handle, engine, revision in holds:
             if engine not in self._fleet.engines:
@@ -128,14 +140,15 @@ class Keeper:
         params = renewals(dict.fromkeys(part, 0))
         self._send(_Message(functools.partial(self._fleet.engines.get, holder), params, "release", holder=holder))
 
-    def _guarded(self) -> bool:
+    def guarded(self) -> bool:
+        """Whether the engines prove what they pull, so that a pull does not use a handle up."""
         document = self._fleet.document
         return document is not None and document.model.connector is ConnectorKind.GUARDED
 
     def _renew_living(self) -> None:
         """Renew the leases that have run half and whose conversations live; the others lapse."""
         document = self._fleet.document
-        if document is None or not self._guarded():
+        if document is None or not self.guarded():
             return
         policy, now = document.policy, self._clock()
         by_engine: dict[str, dict[Entry, float]] = {}
@@ -217,3 +230,5 @@ class Keeper:
                 entry.deadline += gain
                 if entry.handle.expiry is not None:
                     entry.handle.expiry += gain
+                if self.shared is not None:
+                    self.shared.publish(entry)

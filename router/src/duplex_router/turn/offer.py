@@ -94,7 +94,7 @@ class Offers:
             return Offer(reason=Rejection.DISABLED)
         if request.whole or history is None:
             return Offer(reason=Rejection.UNSUPPORTED_REQUEST if request.whole else Rejection.UNSUPPORTED_INPUT)
-        match = self._ledger.match(history, tenant, self._why_not)
+        match = self._ledger.match(history, tenant, self.why_not)
         if match.entry is None:
             return Offer(reason=match.reason)
         if document.model.connector is ConnectorKind.GUARDED:
@@ -102,7 +102,8 @@ class Offers:
             return Offer(match.entry, match.depth, params)
         return self._from_stock(request, history, match, document.model.block_size)
 
-    def _why_not(self, entry: Entry) -> str:
+    def why_not(self, entry: Entry) -> str:
+        """Say why an entry must not be offered now; empty where it may."""
         engine = self._fleet.engines.get(entry.engine)
         if engine is None or not engine.serving:
             return Rejection.DRAINING if engine is not None and engine.draining else Rejection.ENGINE_GONE

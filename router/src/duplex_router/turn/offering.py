@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from duplex_connector.proof import SHORT_STEP, Reason
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
@@ -13,6 +15,8 @@ from .core import Core
 from .legs import Answer, Failure
 from .offer import Offer, Rejection
 from .outcome import Outcome, outcome_of
+from .record import SharedLookup, TurnRecord
+from .sharing import find_offer, look_further
 from .subject import Subject
 
 USELESS_HANDLE = frozenset(
@@ -33,20 +37,42 @@ class Offering:
         self.live = False
         self.outcome = Outcome()
 
-    def find(self) -> None:
-        """Look for a handle."""
-        subject = self._subject
-        self.offer = self._core.offers.find(subject.request, subject.history, subject.tenant, subject.document)
+    def search(self, record: TurnRecord, go: Callable[[], None]) -> None:
+        """Look for a handle, among other routers' too where they may know more; `go` is called once it is known."""
+        if self._core.shared is None:
+            self._take(None, go)
+            return
+        asked = self._core.clock()
+
+        def found(other: Entry | None) -> None:
+            record.lookup = SharedLookup("found" if other is not None else "nothing", self._core.clock() - asked)
+            self._take(other, go)
+
+        if not look_further(self._core, self._subject, found):
+            self._take(None, go)
+
+    def _take(self, other: Entry | None, go: Callable[[], None]) -> None:
+        self.offer = find_offer(self._core, self._subject, other)
         self.live = self.offer.params is not None
         self.outcome = outcome_of(self.offer, None, offered=self.live)
-        if self.offer.source is not None:
-            self.offer.source.turns += 1
-            self._core.ledger.use(self.offer.source)
+        source, shared = self.offer.source, self._core.shared
+        if source is None or shared is None or not self.live or not source.published or self._subject.guarded:
+            go()
+            return
+
+        def claimed(ours: bool) -> None:  # noqa: FBT001 - a callback
+            if not ours:
+                self.spent()
+            go()
+
+        shared.claim(source, claimed)
 
     def over(self) -> None:
         """Say that the turn is over."""
         if self.offer.source is not None:
             self.offer.source.turns -= 1
+            self._core.ledger.settle(self.offer.source)
+            self._core.keeper.flush()
 
     @property
     def holder(self) -> str:

@@ -55,17 +55,6 @@ class Outcome:
         else:
             counters.missed += 1
 
-    def explain(self) -> dict[str, str | int]:
-        """Return it for the explanation of a turn."""
-        return {
-            "reuse": self.kind,
-            "reason": self.reason,
-            "provedTokens": self.proved,
-            "pulledTokens": self.pulled,
-            "localTokens": self.local,
-            "computedTokens": self.computed,
-        }
-
 
 def outcome_of(offer: Offer, answer: PrefillAnswer | None, *, offered: bool) -> Outcome:
     """Say what came of an offer. `answer` is None where no prefill engine answered (yet, or at all).

@@ -75,6 +75,8 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         ),
     )
     core.ledger.add(entry)
+    if core.shared is not None:
+        core.shared.publish(entry)
     if source is not None and history.begins_with(source.whole, source.length):
         core.ledger.retire(source, Fate.REPLACED)
     if engine.kv_tokens is not None:

@@ -53,10 +53,3 @@ class Subject:
         if not kept:
             return 0
         return policy.lease if self.guarded else policy.ttl_seconds
-
-    def depths(self, matched: int) -> dict[str, int]:
-        """Return, for an explanation, how many parts of the history there are and how many the ledger's match has."""
-        history = self.history
-        if history is None:
-            return {"matchedDepth": 0, "historyDepth": 0}
-        return {"matchedDepth": history.parts(matched), "historyDepth": history.parts(len(history.marks))}

@@ -16,10 +16,12 @@ from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
 from .admission import Ticket
+from .closing import close_books
 from .core import JSON_TYPE, Client, Core
 from .decode import DecodeLeg
 from .legs import Answer, Exchange, Failure, WholeAnswer
 from .offering import Offering
+from .record import LegRecord, TurnRecord
 from .retention import FinishedTurn, keep_handle
 from .subject import Subject
 from .tries import Tries, cause
@@ -45,14 +47,13 @@ class Turn:
     """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
 
     __slots__ = (
-        "_answer", "_began", "_client", "_core", "_decode_engine", "_decode_legs", "_decoder", "_engine", "_exchange",
-        "_hand_off", "_leg_began", "_offering", "_phase", "_prefill_engine", "_prefill_legs", "_revision", "_subject",
-        "_ticket", "_tries", "_waiting", "_watched",
+        "_answer", "_client", "_core", "_decoder", "_engine", "_exchange", "_hand_off", "_offering", "_phase",
+        "_prefill_engine", "_record", "_revision", "_subject", "_ticket", "_tries", "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, subject: Subject, client: Client) -> None:
         self._core, self._subject, self._client = core, subject, client
-        self._began = self._leg_began = core.clock()
+        self._record = TurnRecord(subject.request_id.decode("latin-1"), core.clock())
         self._phase = Phase.NEW
         self._offering = Offering(core, subject)
         self._tries = Tries(core)
@@ -62,11 +63,9 @@ class Turn:
         self._decoder: DecodeLeg | None = None
         self._engine: Engine | None = None
         self._prefill_engine: Engine | None = None
-        self._decode_engine: Engine | None = None
         self._revision = ""
         self._ticket: Ticket | None = None
         self._waiting = 0
-        self._prefill_legs = self._decode_legs = 0
         self._watched = True
         """The client is still there."""
 
@@ -77,8 +76,14 @@ class Turn:
         core = self._core
         core.counters.turns += 1
         core.counters.in_flight += 1
-        self._offering.find()
-        source = self._offering.offer.source
+        self._offering.search(self._record, self._begin)
+
+    def _begin(self) -> None:
+        if not self._watched:
+            self._offering.give_up()
+            self._finish(499)
+            return
+        core, source = self._core, self._offering.offer.source
         revision = core.fleet.pick_revision(source.revision if source is not None else self._subject.revision)
         if revision is None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
@@ -112,7 +117,6 @@ class Turn:
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill engine is ready.")
             return
         self._phase = Phase.PREFILL
-        self._prefill_legs += 1
         self._prefill_engine = self._engine = engine
         params = self._offering.params_for(engine) or MISS
         receiver = WholeAnswer(self._prefill_ended)
@@ -123,7 +127,7 @@ class Turn:
         return self._subject.request.size // BYTES_PER_TOKEN + 1
 
     def _send(self, engine: Engine, body: list[Piece], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
-        self._leg_began = self._core.clock()
+        self._record.legs.append(LegRecord(self._phase.name.lower(), engine.key, self._core.clock()))
         engine.legs += 1
         if self._phase is Phase.PREFILL:
             self._waiting = self._tokens()
@@ -138,6 +142,7 @@ class Turn:
     def _leg_ended(self) -> Engine | None:
         engine, self._engine, self._exchange = self._engine, None, None
         if engine is not None:
+            self._record.legs[-1].ended = self._core.clock()
             engine.legs -= 1
             if self._phase is Phase.PREFILL:
                 engine.waiting_tokens -= self._waiting
@@ -145,8 +150,8 @@ class Turn:
         return engine
 
     def _prefill_ended(self, result: Answer | Failure) -> None:
-        self._core.counters.prefill_leg.add(self._core.clock() - self._leg_began)
         engine = self._leg_ended()
+        self._core.counters.prefill_leg.add(self._record.legs[-1].seconds)
         self._offering.pull_ended(surely=isinstance(result, Answer))
         if isinstance(result, Failure) or result.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._prefill_failed(engine, result)
@@ -175,8 +180,10 @@ class Turn:
     def _prefill_failed(self, engine: Engine | None, result: Answer | Failure) -> None:
         what = cause(result)
         self._core.counters.leg_failures["prefill", what] += 1
+        leg = self._record.legs[-1]
+        leg.what = what
         again = self._tries.prefill_failed(
-            engine, result, holder=self._offering.holder, began=self._leg_began, guarded=self._subject.guarded
+            engine, result, holder=self._offering.holder, began=leg.began, guarded=self._subject.guarded
         )
         self._offering.failed(result, elsewhere=engine is not None and self._tries.elsewhere(engine))
         if again:
@@ -196,8 +203,7 @@ class Turn:
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
             return
         self._phase = Phase.DECODE
-        self._decode_legs += 1
-        self._decode_engine = self._engine = engine
+        self._engine = engine
         if self._subject.request.whole:
             params = None
         elif self._hand_off is None:
@@ -224,8 +230,10 @@ class Turn:
         what = cause(failure)
         self._core.counters.leg_failures["decode", what] += 1
         engine = self._leg_ended()
+        leg = self._record.legs[-1]
+        leg.what = what
         again = self._watched and self._tries.decode_failed(
-            engine, failure, hander=self._hander(), began=self._leg_began, guarded=self._subject.guarded
+            engine, failure, hander=self._hander(), began=leg.began, guarded=self._subject.guarded
         )
         unread = failure is Failure.UNREACHABLE
         if not (again and unread):
@@ -265,6 +273,7 @@ class Turn:
     def decode_broke(self, failure: Failure) -> None:
         """See `DecodeListener`. After the client has bytes of it, an answer cannot be done again."""
         self._core.counters.leg_failures["stream", failure.value] += 1
+        self._record.legs[-1].what = failure.value
         engine = self._leg_ended()
         if engine is not None:
             engine.failed(self._core.clock())
@@ -278,8 +287,8 @@ class Turn:
 
     def decode_done(self, answer: Answer | None) -> None:
         """See `DecodeListener`."""
-        self._core.counters.decode_leg.add(self._core.clock() - self._leg_began)
         engine = self._leg_ended()
+        self._core.counters.decode_leg.add(self._record.legs[-1].seconds)
         if engine is not None:
             engine.answered(self._core.clock())
         self._keep_handle(engine)
@@ -289,7 +298,6 @@ class Turn:
             else:
                 self._first_byte()
                 self._client.respond(answer.status, self._passed_headers(answer.head), answer.body)
-        self._count_served()
         self._finish(HTTPStatus.OK)
 
     def _keep_handle(self, engine: Engine | None) -> None:
@@ -320,6 +328,8 @@ class Turn:
             return
         self._watched = False
         self._core.counters.clients_gone[self._phase.name.lower()] += 1
+        if self._phase is Phase.NEW:
+            return  # the shared ledger's answer ends it
         if self._phase is Phase.WAITING:
             self._offering.give_up()
             self._finish(499)
@@ -375,35 +385,19 @@ class Turn:
         self._fail(status, message, retry_after)
 
     def _first_byte(self) -> None:
-        self._core.counters.took_first_byte(self._offering.outcome.kind, self._core.clock() - self._began)
-
-    def _count_served(self) -> None:
-        usage = self._decoder.observer.usage if self._decoder is not None else None
-        count = self._core.counters.revision(self._revision)
-        count.turns += 1
-        count.served_tokens += (usage.completion_tokens or 0) if usage is not None else 1
+        self._record.first_byte = now = self._core.clock()
+        self._core.counters.took_first_byte(self._offering.outcome.kind, now - self._record.began)
 
     def _finish(self, status: int) -> None:
         if self._phase is Phase.DONE:
             return
         self._phase = Phase.DONE
-        core = self._core
-        core.counters.in_flight -= 1
-        core.counters.answers[status] += 1
-        self._offering.over()
+        record, offering = self._record, self._offering
+        offering.over()
         if self._ticket is not None:
-            core.admission.leave(self._ticket)
-        self._offering.outcome.count(core.counters, eligible=self._offering.offer.source is not None)
-        record = {
-            "status": status,
-            "seconds": round(core.clock() - self._began, 6),
-            "revision": self._revision,
-            "prefill": self._prefill_engine.key if self._prefill_engine is not None else None,
-            "decode": self._decode_engine.key if self._decode_engine is not None else None,
-            "prefillLegs": self._prefill_legs,
-            "decodeLegs": self._decode_legs,
-            **self._subject.depths(self._offering.offer.depth),
-            **self._offering.outcome.explain(),
-        }
-        core.explanations.add(self._subject.request_id.decode("latin-1"), record)
+            self._core.admission.leave(self._ticket)
+        record.revision, record.outcome, record.matched_depth = self._revision, offering.outcome, offering.offer.depth
+        record.source = offering.offer.source.engine if offering.offer.source is not None else ""
+        observer = self._decoder.observer if self._decoder is not None else None
+        close_books(self._core, self._subject, record, observer, status)
         self._decoder = None  # turn and leg hold one another, and should not need the garbage collector

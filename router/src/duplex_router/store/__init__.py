@@ -1,0 +1,1 @@
+"""The ledger that several routers share, in Valkey or Redis: optional, soft, and never in a client's way."""

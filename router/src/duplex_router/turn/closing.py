@@ -1,0 +1,33 @@
+"""The end of a turn's books: counters, and the record that outlives it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from duplex_router.wire.reply import Observer
+
+from .core import Core
+from .record import TurnRecord
+from .subject import Subject
+
+
+def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Observer | None, status: int) -> None:
+    """Count a turn that has ended with this HTTP status, and hand its record on."""
+    record.status, record.ended = status, core.clock()
+    record.path, record.stream = subject.request.endpoint.value, subject.request.stream
+    history = subject.history
+    if history is not None:
+        record.history_depth = history.parts(len(history.marks))
+        record.matched_depth = history.parts(record.matched_depth)
+    usage = observer.usage if observer is not None else None
+    record.completion_tokens = (usage.completion_tokens or 0) if usage is not None else 0
+    core.counters.in_flight -= 1
+    core.counters.answers[status] += 1
+    if status == HTTPStatus.OK:
+        served = core.counters.revision(record.revision)
+        served.turns += 1
+        served.served_tokens += record.completion_tokens if usage is not None else 1
+    record.outcome.count(core.counters, eligible=bool(record.source))
+    core.explanations.add(record.request_id, record)
+    for observe in core.observers:
+        observe(record)
