@@ -22,8 +22,8 @@ from duplex_connector.contract import ConnectorKind
 
 from .account import MOST_SHOWN, Account, check_memory, write_report
 from .faults import Faults
-from .oracle import Oracle
-from .site import LEASE_SECONDS, TTL_SECONDS, Site
+from .oracle import Oracle, PlainEngine
+from .site import LEASE_SECONDS, TTL_SECONDS, Site, answers
 from .talk import Talk
 
 PROGRESS_SECONDS = 10.0
@@ -48,18 +48,18 @@ class Chaos:
         folder = self.options.folder / self.kind.value.lower()
         flags = [*SHAPE, *PACE, "--sim-time-scale", str(self.options.time_scale)]
         site = Site(self.kind, folder, flags, self.options.leg_seconds)
-        oracle = Oracle(SHAPE)
-        oracle.start()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=4096) as session:
+            oracle = PlainEngine(SHAPE, folder / "plain.log", session)
             try:
+                await answers(oracle.port, session)
                 await site.start(session, each=self.options.engines)
                 await self._load(site, oracle, session)
                 await self._settle(site, session)
             finally:
                 await site.close()
-                await oracle.close()
+                oracle.close()
 
     async def _load(self, site: Site, oracle: Oracle, session: aiohttp.ClientSession) -> None:
         seed = f"{self.options.seed}-{self.kind.value}"

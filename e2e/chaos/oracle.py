@@ -1,43 +1,48 @@
-"""What the answer to a request must be: what one plain engine, alone and undisturbed, would say."""
+"""What the answer to a request must be: what one plain engine, alone and undisturbed, says."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
-from contextlib import aclosing
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from duplex_simulator.answer import pieces
-from duplex_simulator.assembly import assemble
-from duplex_simulator.body import ask
-from duplex_simulator.clock import SystemClock
-from duplex_simulator.request import EngineRequest
-from duplex_simulator.sequence import SequenceKV
-from duplex_simulator.settings import parse
+import aiohttp
+
+from conformance.simulator import free_port
 
 MODEL = "model"
 
 
-class Oracle:
-    """A simulated engine without connector or clock, in this process. `flags`: those of the engines under test."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._process = assemble(parse(["serve", MODEL, *flags], {}), SystemClock())
-        self._asked = 0
-
-    def start(self) -> None:
-        """Begin to run, within the event loop."""
-        self._process.engine.start()
-
-    async def close(self) -> None:
-        """End."""
-        await self._process.close()
+class Oracle(Protocol):
+    """Knows every answer."""
 
     async def text(self, body: dict[str, Any]) -> str:
         """Return the text that a chat request must be answered with."""
-        process = self._process
-        asked = ask(body, process.settings, process.tokenizer, chat=True)
-        self._asked += 1
-        kv = SequenceKV(process.engine.pool, process.layout, asked.prompt, adapter=asked.adapter, salt=asked.salt)
-        request = EngineRequest(f"oracle-{self._asked}", kv, len(asked.prompt), asked.sampling, params=None)
-        async with aclosing(process.engine.generate(request)) as tokens:
-            return "".join([piece.text async for piece in pieces(tokens, asked, process.tokenizer)])
+        ...
+
+
+class PlainEngine:
+    """One simulated engine without connector and without delays. `flags`: what shapes answers in those under test."""
+
+    def __init__(self, flags: Sequence[str], log: Path, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self.port = free_port()
+        command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--port", str(self.port), *flags]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out)
+
+    async def text(self, body: dict[str, Any]) -> str:
+        """See `Oracle`. A request gets the same text streamed and whole."""
+        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        async with self._session.post(url, json={**body, "stream": False}) as answer:
+            answer.raise_for_status()
+            whole = await answer.json()
+            return str(whole["choices"][0]["message"]["content"] or "")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait(30)

@@ -30,6 +30,18 @@ LEASE_SECONDS = 30
 _HOST = "127.0.0.1"
 
 
+async def answers(port: int, session: aiohttp.ClientSession) -> None:
+    """Wait until a server of ours is healthy. Raises RuntimeError where it does not get there."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.get(f"http://{_HOST}:{port}/health") as answer:
+                if answer.status == 200:  # noqa: PLR2004 - OK
+                    return
+        await asyncio.sleep(0.05)
+    raise RuntimeError(f"the server on port {port} did not start; see the logs")
+
+
 @dataclass(eq=False)
 class Engine:
     """One simulated engine: the same ports in each of its lives."""
@@ -70,18 +82,9 @@ class Engine:
         self.relay.refuse()
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait until it answers, then let the router reach it. Raises RuntimeError where it does not start."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self.process is not None and self.process.poll() is not None:
-                break
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(f"http://{_HOST}:{self.port}/health") as answer:
-                    if answer.status == 200:  # noqa: PLR2004 - OK
-                        await self.relay.listen()
-                        return
-            await asyncio.sleep(0.05)
-        raise RuntimeError(f"{self.name} did not start; see {self.log}")
+        """Wait until it answers, then let the router reach it."""
+        await answers(self.port, session)
+        await self.relay.listen()
 
     async def state(self, session: aiohttp.ClientSession) -> dict[str, Any] | None:
         """Return what it says of itself; None where it does not answer."""
@@ -127,21 +130,11 @@ class Site:
         command += ["--prefill-seconds", str(self.legs), "--decode-seconds", str(self.legs)]
         command += ["--silence-seconds", str(self.legs), "--drain-seconds", "30"]
         self._start_router(command)
-        await self._router_ready(session)
+        await answers(self.port, session)
 
     def _start_router(self, command: list[str]) -> None:
         with (self.folder / "router.log").open("ab") as log:
             self.router = subprocess.Popen(command, stdout=log, stderr=log)
-
-    async def _router_ready(self, session: aiohttp.ClientSession) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(f"http://{_HOST}:{self.port}/health") as answer:
-                    if answer.status == 200:  # noqa: PLR2004 - OK
-                        return
-            await asyncio.sleep(0.05)
-        raise RuntimeError(f"the router did not start; see {self.folder / 'router.log'}")
 
     def _engine(self, role: Role, number: int) -> Engine:
         port, side = free_port(), free_port()
@@ -157,6 +150,8 @@ class Site:
         )
         command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--host", _HOST, "--port", str(port)]
         command += [*self.flags, "--enable-prompt-tokens-details"]
+        if role is Role.PREFILL:
+            command.append("--no-enable-prefix-caching")  # so that every reuse is a pull
         command += ["--kv-transfer-config", kv_transfer_argument(role, transfer)]
         env = {**os.environ, Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(side)}
         name = f"{role.value}-{number}"
