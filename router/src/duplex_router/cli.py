@@ -19,7 +19,8 @@ from duplex_connector.contract import Port
 from duplex_kube.client import ConnectError, connect
 
 from .fleet.fleet import Fleet
-from .http.settings import ServerSettings
+from .http.credentials import CredentialError
+from .http.settings import CredentialSettings, ServerSettings
 from .service import Service, ServiceSettings, Source
 from .source.file import FileSource
 from .source.kubernetes import KubernetesSource
@@ -56,11 +57,30 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--max-waiting", type=int, default=queue.max_waiting, help="turns that wait, per revision")
     parser.add_argument("--wait-seconds", type=float, default=queue.wait_seconds, help="how long at most")
+    _add_credentials(parser)
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     options = parser.parse_args(arguments)
     if (options.fleet is None) == (options.serving is None or options.namespace is None):
         parser.error("give either --fleet FILE, or both --namespace and --serving")
+    for one, other in (("tls_cert", "tls_key"), ("engine_cert", "engine_cert_key")):
+        if (getattr(options, one) is None) != (getattr(options, other) is None):
+            parser.error(f"--{one} and --{other} belong together".replace("_", "-"))
     return options
+
+
+def _add_credentials(parser: argparse.ArgumentParser) -> None:
+    files = parser.add_argument_group("keys and certificates", "files, read again when they change")
+    files.add_argument("--api-keys", type=Path, help="clients must show a key of this file, or of this folder's files")
+    files.add_argument("--tls-cert", type=Path, help="TLS towards clients: certificate chain, PEM")
+    files.add_argument("--tls-key", type=Path, help="its private key")
+    files.add_argument("--engine-api-key", type=Path, help="file with the key that engines were started with")
+    files.add_argument(
+        "--engine-ca", type=Path, help="whom to trust as engines (URLs with https); default: the system's"
+    )
+    files.add_argument("--engine-cert", type=Path, help="mutual TLS: certificate to show to engines")
+    files.add_argument("--engine-cert-key", type=Path, help="its private key")
+    files.add_argument("--engine-tls", action="store_true", help="all engines speak TLS, also those from Kubernetes")
+    files.add_argument("--engine-name", default="", help="name in the engines' certificates; default: their addresses")
 
 
 def settings_of(options: argparse.Namespace) -> ServiceSettings:
@@ -83,6 +103,17 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
             wait_seconds=options.wait_seconds,
         ),
         server=ServerSettings(max_body_bytes=options.max_body_bytes, max_turns=options.max_turns),
+        credentials=CredentialSettings(
+            api_keys=options.api_keys,
+            engine_key=options.engine_api_key,
+            certificate=options.tls_cert,
+            private_key=options.tls_key,
+            engine_ca=options.engine_ca,
+            engine_certificate=options.engine_cert,
+            engine_private_key=options.engine_cert_key,
+            engine_tls=options.engine_tls,
+            engine_name=options.engine_name,
+        ),
     )
 
 
@@ -109,9 +140,12 @@ async def serve(options: argparse.Namespace) -> int:
             def make_source(fleet: Fleet) -> Source:
                 return KubernetesSource(fleet, api, namespace=options.namespace, serving=options.serving)
 
-        service = Service(settings_of(options), make_source)
         try:
+            service = Service(settings_of(options), make_source)
             await service.start()
+        except CredentialError as error:
+            log.error("%s", error)  # noqa: TRY400 - the same
+            return 1
         except OSError as error:
             log.error("cannot listen: %s; choose another --port or --admin-port", error)  # noqa: TRY400 - the same
             return 1

@@ -18,7 +18,8 @@ from .admin.state import AdminState
 from .fleet.engines import Engine
 from .fleet.fleet import Fleet
 from .http.app import App
-from .http.settings import ServerSettings
+from .http.credentials import Credentials
+from .http.settings import CredentialSettings, ServerSettings
 from .http.upstream import Pool
 from .ledger.fates import Fate
 from .ledger.ledger import Ledger
@@ -63,17 +64,19 @@ class ServiceSettings:
     server: ServerSettings = field(default_factory=ServerSettings)
     store: StoreSettings | None = None
     """Where routers share their ledgers; None: this router has its own only."""
+    credentials: CredentialSettings = field(default_factory=CredentialSettings)
 
 
 class Service:
-    """A router. `start`, then `stop`: which lets turns end and releases every hold."""
+    """A router. `start`, then `stop`: which lets turns end and releases every hold. Raises CredentialError."""
 
     def __init__(self, settings: ServiceSettings, make_source: Callable[[Fleet], Source]) -> None:
         self._settings = settings
         clock = time.monotonic
         self.ledger = Ledger(clock)
         self.fleet = Fleet(clock, on_gone=self._engine_gone, held_tokens=self.ledger.held_tokens)
-        self.pool = Pool(clock)
+        self.credentials = Credentials(settings.credentials)
+        self.pool = Pool(clock, self.credentials)
         self.counters = Counters()
         keeper = Keeper(ledger=self.ledger, fleet=self.fleet, transport=self.pool, clock=clock, counters=self.counters)
         self.core = Core(
@@ -88,7 +91,7 @@ class Service:
             queue=settings.queue,
         )
         self.store = self._make_store(clock)
-        self.app = App(self.core, settings.server)
+        self.app = App(self.core, settings.server, self.credentials)
         self.state = AdminState(self.core, settings.pod_name, clock(), self.app.serves)
         self._admin = AdminApp(self.state)
         self._source = make_source(self.fleet)
@@ -147,6 +150,7 @@ class Service:
             self.core.admission.tick()
             self.app.tick()
             self._admin.tick()
+            self.credentials.refresh()
             await asyncio.sleep(TICK_SECONDS)
 
     async def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -122,16 +123,17 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(tmp_path: Path, **more: Any) -> AsyncIterator[Site]:
+async def site(tmp_path: Path, *, engine_tls: ssl.SSLContext | None = None, **more: Any) -> AsyncIterator[Site]:
     engines = FakeEngine(), FakeEngine()
     servers = []
     for engine in engines:
-        server = await asyncio.start_server(engine.accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(engine.accept, "127.0.0.1", 0, ssl=engine_tls)
         engine.port = server.sockets[0].getsockname()[1]
         servers.append(server)
+    scheme = "http" if engine_tls is None else "https"
     urls = {
-        "prefill": [f"http://127.0.0.1:{engines[0].port}"],
-        "decode": [f"http://127.0.0.1:{engines[1].port}"],
+        "prefill": [f"{scheme}://127.0.0.1:{engines[0].port}"],
+        "decode": [f"{scheme}://127.0.0.1:{engines[1].port}"],
     }
     document = {
         "model": {"name": "m"},

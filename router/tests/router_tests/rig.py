@@ -22,7 +22,7 @@ import openai
 
 from duplex_connector.config import TransferSettings, kv_transfer_argument
 from duplex_connector.contract import Backend, ConnectorKind, Env, Role
-from duplex_router.http.settings import ServerSettings
+from duplex_router.http.settings import CredentialSettings, ServerSettings
 from duplex_router.service import Service, ServiceSettings
 from duplex_router.source.file import FileSource
 from duplex_router.store.address import StoreSettings
@@ -186,6 +186,7 @@ async def router(
     legs: LegSettings | None = None,
     server: ServerSettings | None = None,
     store: StoreSettings | None = None,
+    credentials: CredentialSettings | None = None,
 ) -> AsyncIterator[Router]:
     """Run a router over a fleet document until the block ends; ends it as SIGTERM would."""
     file = tmp_path / f"fleet-{secrets.token_hex(4)}.json"
@@ -199,6 +200,7 @@ async def router(
         legs=legs or LegSettings(),
         server=server or ServerSettings(),
         store=store,
+        credentials=credentials or CredentialSettings(),
     )
     service = Service(settings, lambda fleet: FileSource(fleet, file))
     await service.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ PARTNERS_THAT_CONDEMN = 2
 """With so many partners an engine must have failed, and worked with none since, before it is blamed itself."""
 
 
+@functools.lru_cache(maxsize=4096)
+def _address(host: str, port: int) -> bytes:
+    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One engine as a source names it. `key` is the pod's uid, or host:port where there is no pod.
@@ -32,6 +38,7 @@ class Endpoint:
     pod: str = ""
     ready: bool = True
     serving: bool = True
+    tls: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +53,7 @@ class Engine:
     pod: str
     ready: bool
     serving: bool
+    tls: bool = False
     draining: bool = False
     legs: int = 0
     waiting_tokens: int = 0
@@ -65,8 +73,7 @@ class Engine:
     @property
     def address(self) -> bytes:
         """The engine's authority, as a Host header has it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode()
+        return _address(self.host, self.port)
 
     def takes_legs(self) -> bool:
         """Tell whether new legs may go to it."""
@@ -108,9 +115,9 @@ def static_endpoints(urls: Iterable[str]) -> list[Endpoint]:
             port = parts.port or Port.API
         except ValueError as error:
             raise FleetError(f"engine {url!r}: {error}") from error
-        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-            raise FleetError(f"engine {url!r} must be given as http://host:port")
-        endpoints.append(Endpoint(f"{parts.hostname}:{port}", parts.hostname, port))
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise FleetError(f"engine {url!r} must be given as http://host:port or https://host:port")
+        endpoints.append(Endpoint(f"{parts.hostname}:{port}", parts.hostname, port, tls=parts.scheme == "https"))
     return endpoints
 
 

@@ -77,7 +77,7 @@ class Fleet:
             engine = self.engines.get(endpoint.key)
             if engine is None or (engine.role, engine.revision) != (role, revision):
                 engine = _engine(revision, role, endpoint)
-            engine.host, engine.port = endpoint.host, endpoint.port
+            engine.host, engine.port, engine.tls = endpoint.host, endpoint.port, endpoint.tls
             was_ready, engine.ready, engine.serving = engine.ready, endpoint.ready, endpoint.serving
             engine.draining = endpoint.pod in draining or endpoint.key in draining
             if endpoint.ready and not (was_ready and endpoint.key in self.engines):
@@ -225,4 +225,5 @@ def _engine(revision: str, role: Role, endpoint: Endpoint) -> Engine:
         pod=endpoint.pod,
         ready=endpoint.ready,
         serving=endpoint.serving,
+        tls=endpoint.tls,
     )

@@ -19,25 +19,31 @@ from duplex_router.wire.inference import Endpoint, parse_inference
 
 from .caller import caller_of
 from .connection import ClientConnection, Work
+from .credentials import Credentials
 from .passage import Passage
 from .paths import HEALTH, INFERENCE, MODELS, PASSED, allowed, why_absent
 from .settings import ServerSettings
 
 BACKLOG = 4096
+_NO_KEY = "Show a valid API key: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
 _NOT_READY = "There is no usable fleet document yet: check the router's --serving or --fleet, and its log."
 
 
 class App:
     """See `Application`."""
 
-    def __init__(self, core: Core, settings: ServerSettings) -> None:
+    def __init__(self, core: Core, settings: ServerSettings, credentials: Credentials) -> None:
         self.core = core
+        self._credentials = credentials
         self.settings = settings
         self.connections: set[ClientConnection] = set()
         self.clock = core.clock
 
     def accepts(self, head: RequestHead) -> None:
         """See `Application`."""
+        keys = self._credentials.api_keys
+        if keys is not None and head.path not in HEALTH and not keys.admit(head):
+            raise RequestError(HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=((b"www-authenticate", b"Bearer"),))
         methods = allowed(head.path)
         if head.method in methods:
             return
@@ -63,7 +69,8 @@ class App:
             return None
         endpoint = INFERENCE.get(head.path)
         if endpoint is None:
-            return Passage.start(self.core, head, body, client, PASSED[head.path])
+            lines = caller_of(head).passed_lines(with_key=self._credentials.forwards)
+            return Passage.start(self.core, head, body, client, PASSED[head.path], lines=lines)
         return self._turn(endpoint, head, body, client, document)
 
     def serves(self) -> bool:
@@ -84,7 +91,7 @@ class App:
         caller = caller_of(head)
         request.session = request.session or caller.session
         request_id = caller.request_id()
-        lines = b"%bx-request-id: %b\r\n" % (caller.lines, request_id)
+        lines = caller.lines_for(request_id, with_key=self._credentials.forwards)
         subject = Subject(request, document, caller.tenant(document.policy.tenancy), lines, request_id)
         turn = Turn(self.core, subject, client)
         turn.start()
@@ -108,7 +115,11 @@ class App:
     async def listen(self, host: str, port: int) -> asyncio.Server:
         """Start to listen. The sockets have no Nagle delay: asyncio and uvloop set TCP_NODELAY."""
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG)
+        tls = self._credentials.server
+        patience = None if tls is None else self.settings.head_seconds
+        return await loop.create_server(
+            lambda: ClientConnection(self), host, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=patience
+        )
 
     def drain(self) -> None:
         """Let each connection end after the request that it is answering."""

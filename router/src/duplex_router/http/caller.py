@@ -13,8 +13,9 @@ from duplex_router.fleet.document import Tenancy
 from duplex_router.wire.heads import RequestHead, render_fields
 
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
-_FORWARDED: Final = (b"authorization", b"traceparent", b"tracestate", Header.SESSION_ID.encode())
+_FORWARDED: Final = (b"traceparent", b"tracestate", Header.SESSION_ID.encode())
 _KEY: Final = "caller"
+_JSON: Final = b"application/json"
 
 _process = os.urandom(8).hex().encode()
 _turns = itertools.count()
@@ -23,29 +24,44 @@ _turns = itertools.count()
 class Caller:
     """What a head says, kept with the head, since the requests of one client share it.
 
-    `lines`: header lines for the engines, without a request id. `given_id`: the client's own request id, or empty.
+    `key_line`: the header line with the client's key as engines read it. `given_id`: the client's own request id; both
+    may be empty.
     """
 
-    __slots__ = ("_fields", "_head", "_tenants", "given_id", "lines", "session")
+    __slots__ = ("_fields", "_key", "_kind", "_tenant_header", "_tenants", "given_id", "key_line", "session")
 
     def __init__(self, head: RequestHead) -> None:
         found = [(name, head.headers[name]) for name in _FORWARDED if name in head.headers]
         self._fields = render_fields(found)
-        self.lines = b"content-type: application/json\r\n" + self._fields
+        self._kind = head.headers.get(b"content-type", _JSON)
         given = head.headers.get(Header.REQUEST_ID.encode(), b"")
         self.given_id = given if _REQUEST_ID.match(given) else b""
         self.session = head.headers.get(Header.SESSION_ID.encode(), b"")
-        self._head = head.headers
+        authorization, key = head.headers.get(b"authorization", b""), head.headers.get(b"x-api-key", b"")
+        self._key = authorization or key
+        self.key_line = b""
+        if authorization:
+            self.key_line = b"authorization: %b\r\n" % authorization
+        elif key:  # Anthropic's clients show it so; vLLM reads Authorization alone
+            self.key_line = b"authorization: Bearer %b\r\n" % key
+        self._tenant_header = head.headers.get(Header.TENANT.encode(), b"")
         self._tenants: dict[Tenancy, bytes] = {}
-
-    def passed_lines(self) -> bytes:
-        """Return the lines for a body that is passed on as it is, of whatever type the client says."""
-        kind = self._head.get(b"content-type", b"application/json")
-        return b"content-type: %b\r\n%b" % (kind, self._fields)
 
     def request_id(self) -> bytes:
         """Return the client's request id, or a new one of 32 hexadecimal digits."""
         return self.given_id or b"%b%016x" % (_process, next(_turns))
+
+    def lines_for(self, request_id: bytes, *, with_key: bool) -> bytes:
+        """Return the header lines of a turn's legs."""
+        return self._lines(_JSON, request_id, with_key=with_key)
+
+    def passed_lines(self, *, with_key: bool) -> bytes:
+        """Return the lines for a body that is passed on as it is, of whatever type the client says."""
+        return self._lines(self._kind, self.request_id(), with_key=with_key)
+
+    def _lines(self, kind: bytes, request_id: bytes, *, with_key: bool) -> bytes:
+        key_line = self.key_line if with_key else b""
+        return b"%bcontent-type: %b\r\n%bx-request-id: %b\r\n" % (key_line, kind, self._fields, request_id)
 
     def tenant(self, tenancy: Tenancy) -> bytes:
         """Return what stands for the request's tenant: a digest, so that no secret is kept with a conversation."""
@@ -57,8 +73,8 @@ class Caller:
     def _tenant(self, tenancy: Tenancy) -> bytes:
         if tenancy is Tenancy.NONE:
             return b""
-        name = b"authorization" if tenancy is Tenancy.AUTHORIZATION else Header.TENANT.encode()
-        return hashlib.blake2b(self._head.get(name, b""), digest_size=16, person=b"duplex-tenant").digest()
+        name = self._key if tenancy is Tenancy.AUTHORIZATION else self._tenant_header
+        return hashlib.blake2b(name, digest_size=16, person=b"duplex-tenant").digest()
 
 
 def caller_of(head: RequestHead) -> Caller:

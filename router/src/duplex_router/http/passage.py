@@ -11,7 +11,6 @@ from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import RequestHead
 
-from .caller import caller_of
 from .paths import Passed
 
 
@@ -24,17 +23,20 @@ class Passage:
         self._receiver = WholeAnswer(self._done)
 
     @classmethod
-    def start(cls, core: Core, head: RequestHead, body: Piece, client: Client, passed: Passed) -> Passage:
-        """Send it to a ready engine, of the path's role if there is one. Raises RequestError where there is none."""
+    def start(
+        cls, core: Core, head: RequestHead, body: Piece, client: Client, passed: Passed, *, lines: bytes
+    ) -> Passage:
+        """Send it with these header lines to a ready engine, of the path's role if possible.
+
+        Raises RequestError where none is ready.
+        """
         ready = [engine for engine in core.fleet.engines.values() if engine.takes_legs()]
         ready.sort(key=lambda engine: (engine.role is not passed.role, engine.legs))
         if not ready:
             message = "No engine is ready."
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=((b"retry-after", b"1"),))
         passage = cls(client, head.path)
-        caller = caller_of(head)
         method = b"GET" if head.method == b"HEAD" else head.method
-        lines = b"%bx-request-id: %b\r\n" % (caller.passed_lines(), caller.request_id())
         passage._receiver.exchange = core.transport.request(
             ready[0], head.path, lines, [body], passage._receiver, seconds=passed.seconds, method=method
         )

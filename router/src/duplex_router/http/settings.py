@@ -1,8 +1,9 @@
-"""Limits of the clients' side."""
+"""Limits of the clients' side, and the files of keys and certificates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,24 @@ class ServerSettings:
     """Between two requests of a connection."""
     write_silence_seconds: float = 120.0
     """How long a client may take nothing of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSettings:
+    """Files, each read again when it changes. A folder of keys is a mounted Secret.
+
+    `api_keys`: clients must show one of these, one a line. `engine_key`: what engines were started with (--api-key).
+    `certificate`, `private_key`: TLS towards clients. `engine_ca`: whom to trust where an engine's URL is https, else
+    the system's; `engine_certificate`, `engine_private_key`: what to show them (mutual TLS). `engine_tls`: all engines
+    speak TLS, whatever names them; `engine_name`: the name in their certificates, where that is not their address.
+    """
+
+    api_keys: Path | None = None
+    engine_key: Path | None = None
+    certificate: Path | None = None
+    private_key: Path | None = None
+    engine_ca: Path | None = None
+    engine_certificate: Path | None = None
+    engine_private_key: Path | None = None
+    engine_tls: bool = False
+    engine_name: str = ""

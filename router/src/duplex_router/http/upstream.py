@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import ssl
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.turn.legs import Failure, Receiver
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import HEAD_END, parse_response_head
+
+from .credentials import Credentials
+
+log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 4.0
 """vLLM closes after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): an older connection might be closed under a request."""
@@ -254,8 +261,9 @@ class Connection(asyncio.Protocol):
 class Pool:
     """The `Transport` over TCP. `tick` must be called a few times a second: it ends what is past its deadline."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], credentials: Credentials) -> None:
         self.clock = clock
+        self._credentials = credentials
         self.active: set[UpstreamExchange] = set()
         self._idle: dict[bytes, list[Connection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -275,8 +283,8 @@ class Pool:
     ) -> UpstreamExchange:
         """See `Transport`."""
         length = sum(map(len, body))
-        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            method, path, engine.address, headers, length
+        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n" % (
+            method, path, engine.address, self._credentials.engine_line, headers, length
         )  # fmt: skip
         message: list[Piece] = [b"".join([head, *body])] if length < JOIN_BELOW_BYTES else [head, *body]
         exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
@@ -307,12 +315,21 @@ class Pool:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(engine.address, idle), engine.host, engine.port
+                    lambda: Connection(engine.address, idle), engine.host, engine.port, **self._tls(engine)
                 )
+        except ssl.SSLError as error:
+            log.warning("no TLS with engine %s: %s", engine.address.decode(), error)
+            exchange.unreachable()
         except (OSError, TimeoutError):
             exchange.unreachable()
-            return
-        exchange.connected(connection)
+        else:
+            exchange.connected(connection)
+
+    def _tls(self, engine: Engine) -> dict[str, Any]:
+        settings = self._credentials.settings
+        if not (engine.tls or settings.engine_tls):
+            return {}
+        return {"ssl": self._credentials.client, "server_hostname": settings.engine_name or engine.host}
 
     def keep(self, connection: Connection) -> None:
         """Put a connection back for the next request."""
