@@ -53,7 +53,7 @@ class Chaos:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=4096) as session:
             oracle = PlainEngine(SHAPE, folder / "plain.log", session)
             try:
-                await answers(oracle.port, session)
+                await answers(oracle.port, session, oracle.process)
                 await site.start(session, each=self.options.engines)
                 await self._load(site, oracle, session)
                 await self._settle(site, session)

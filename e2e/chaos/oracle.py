@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from conformance.simulator import free_port
+from .loopback import HOST, free_port
 
 MODEL = "model"
 
@@ -29,14 +29,25 @@ class PlainEngine:
     def __init__(self, flags: Sequence[str], log: Path, session: aiohttp.ClientSession) -> None:
         self._session = session
         self.port = free_port()
-        command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--port", str(self.port), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "duplex_simulator",
+            "serve",
+            MODEL,
+            "--host",
+            HOST,
+            "--port",
+            str(self.port),
+            *flags,
+        ]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._process = subprocess.Popen(command, stdout=out, stderr=out)
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
 
     async def text(self, body: dict[str, Any]) -> str:
         """See `Oracle`. A request gets the same text streamed and whole."""
-        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        url = f"http://{HOST}:{self.port}/v1/chat/completions"
         async with self._session.post(url, json={**body, "stream": False}) as answer:
             answer.raise_for_status()
             whole = await answer.json()
@@ -44,5 +55,5 @@ class PlainEngine:
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
-        self._process.wait(30)
+        self.process.kill()
+        self.process.wait(30)

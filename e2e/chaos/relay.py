@@ -7,6 +7,8 @@ import contextlib
 import socket
 import struct
 
+from .loopback import HOST
+
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 _CHUNK = 65536
 
@@ -23,7 +25,7 @@ class Relay:
 
     async def listen(self) -> None:
         """Listen, on the same port each time."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, backlog=1024)
+        self._server = await asyncio.start_server(self._accept, HOST, self.port, backlog=1024)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def refuse(self) -> None:
@@ -57,7 +59,7 @@ class Relay:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         try:
-            engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            engine_reader, engine_writer = await asyncio.open_connection(HOST, self._target_port)
         except OSError:
             writer.transport.abort()
             return

@@ -17,25 +17,24 @@ from typing import Any
 
 import aiohttp
 
-from conformance.simulator import free_port
 from duplex_connector.config import TransferSettings, kv_transfer_argument
 from duplex_connector.contract import Backend, ConnectorKind, Env, Role
 
+from .loopback import HOST, free_port
 from .oracle import MODEL
 from .relay import Relay
 
 START_SECONDS = 120.0
 TTL_SECONDS = 60
 LEASE_SECONDS = 30
-_HOST = "127.0.0.1"
 
 
-async def answers(port: int, session: aiohttp.ClientSession) -> None:
+async def answers(port: int, session: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server of ours is healthy. Raises RuntimeError where it does not get there."""
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.get(f"http://{_HOST}:{port}/health") as answer:
+            async with session.get(f"http://{HOST}:{port}/health") as answer:
                 if answer.status == 200:  # noqa: PLR2004 - OK
                     return
         await asyncio.sleep(0.05)
@@ -61,7 +60,7 @@ class Engine:
     @property
     def key(self) -> str:
         """The engine as the router names it."""
-        return f"{_HOST}:{self.relay.port}"
+        return f"{HOST}:{self.relay.port}"
 
     def start(self) -> None:
         """Begin a life."""
@@ -83,13 +82,14 @@ class Engine:
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
         """Wait until it answers, then let the router reach it."""
-        await answers(self.port, session)
+        if self.process is not None:
+            await answers(self.port, session, self.process)
         await self.relay.listen()
 
     async def state(self, session: aiohttp.ClientSession) -> dict[str, Any] | None:
         """Return what it says of itself; None where it does not answer."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
-            async with session.get(f"http://{_HOST}:{self.port}/sim/state") as answer:
+            async with session.get(f"http://{HOST}:{self.port}/sim/state") as answer:
                 found: dict[str, Any] = await answer.json()
                 return found
         return None
@@ -126,15 +126,15 @@ class Site:
         self.write_fleet()
         self.port, self.admin = free_port(), free_port()
         command = [str(Path(sys.executable).with_name("duplex-router")), "--fleet", str(self._fleet_file)]
-        command += ["--host", _HOST, "--port", str(self.port), "--admin-port", str(self.admin)]
+        command += ["--host", HOST, "--port", str(self.port), "--admin-port", str(self.admin)]
         command += ["--prefill-seconds", str(self.legs), "--decode-seconds", str(self.legs)]
         command += ["--silence-seconds", str(self.legs), "--drain-seconds", "30"]
-        self._start_router(command)
-        await answers(self.port, session)
+        self.router = self._start_router(command)
+        await answers(self.port, session, self.router)
 
-    def _start_router(self, command: list[str]) -> None:
+    def _start_router(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "router.log").open("ab") as log:
-            self.router = subprocess.Popen(command, stdout=log, stderr=log)
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     def _engine(self, role: Role, number: int) -> Engine:
         port, side = free_port(), free_port()
@@ -148,12 +148,12 @@ class Site:
             ttl_seconds=TTL_SECONDS,
             threshold_tokens=1,
         )
-        command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--host", _HOST, "--port", str(port)]
+        command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--host", HOST, "--port", str(port)]
         command += [*self.flags, "--enable-prompt-tokens-details"]
         if role is Role.PREFILL:
             command.append("--no-enable-prefix-caching")  # so that every reuse is a pull
         command += ["--kv-transfer-config", kv_transfer_argument(role, transfer)]
-        env = {**os.environ, Env.SIDE_CHANNEL_HOST: _HOST, Env.SIDE_CHANNEL_PORT: str(side)}
+        env = {**os.environ, Env.SIDE_CHANNEL_HOST: HOST, Env.SIDE_CHANNEL_PORT: str(side)}
         name = f"{role.value}-{number}"
         return Engine(name, role, command, env, port, self.folder / f"{name}.log", Relay(port))
 

@@ -15,6 +15,7 @@ from duplex_connector.contract import Header, Params
 
 from .account import Account
 from .faults import Faults
+from .loopback import HOST
 from .oracle import MODEL, Oracle
 from .site import Site
 
@@ -129,7 +130,7 @@ class Talk:
         return got
 
     async def _exchange(self, body: dict[str, Any], headers: dict[str, str], got: Got, *, slow: bool) -> None:
-        url = f"http://127.0.0.1:{self.site.port}/v1/chat/completions"
+        url = f"http://{HOST}:{self.site.port}/v1/chat/completions"
         async with self.session.post(url, json=body, headers=headers) as answer:
             got.status = answer.status
             got.reuse = answer.headers.get(Header.REUSE, "").partition(";")[0]
@@ -191,7 +192,7 @@ class Talk:
     async def _record(self, request_id: str) -> dict[str, Any]:
         """Return what the router says of a turn."""
         try:
-            async with self.session.get(f"http://127.0.0.1:{self.site.admin}/explain/{request_id}") as answer:
+            async with self.session.get(f"http://{HOST}:{self.site.admin}/explain/{request_id}") as answer:
                 found: dict[str, Any] = await answer.json() if answer.status == OK else {}
                 return found
         except (aiohttp.ClientError, TimeoutError):

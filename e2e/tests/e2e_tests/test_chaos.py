@@ -13,6 +13,7 @@ from aiohttp import web
 
 from chaos.account import Account, check_memory, slope
 from chaos.faults import Faults, Window
+from chaos.loopback import HOST
 from chaos.relay import Relay
 from chaos.site import Site
 from chaos.talk import Talk
@@ -56,7 +57,7 @@ async def router() -> AsyncIterator[tuple[FakeRouter, Talk]]:
     app.add_routes([web.post("/v1/chat/completions", fake.turn), web.get("/explain/{id}", fake.explain)])
     runner = web.AppRunner(app)
     await runner.setup()
-    listener = web.TCPSite(runner, "127.0.0.1", 0)
+    listener = web.TCPSite(runner, HOST, 0)
     await listener.start()
     port = runner.addresses[0][1]
     site = Site(ConnectorKind.GUARDED, Path(), (), 10.0, port=port, admin=port)
@@ -151,11 +152,11 @@ async def test_a_relay_resets_refuses_and_listens_again_on_its_port() -> None:
             writer.write(data)
         writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    server = await asyncio.start_server(echo, HOST, 0)
     relay = Relay(server.sockets[0].getsockname()[1])
     await relay.listen()
     port = relay.port
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(b"hello")
     assert await reader.readexactly(5) == b"hello"
     assert relay.reset() == 1
@@ -164,7 +165,7 @@ async def test_a_relay_resets_refuses_and_listens_again_on_its_port() -> None:
     writer.close()
     relay.refuse()
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.open_connection(HOST, port)
     await relay.listen()
     assert relay.port == port
     await relay.close()
