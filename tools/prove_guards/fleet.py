@@ -1,4 +1,4 @@
-"""Guards of the choice of engines and of retries."""
+"""Guards of the choice of engines, of retries, and of the queue."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ _FLEET = "router/src/duplex_router/fleet"
 _TURN = "router/src/duplex_router/turn"
 _CHOICE = "router/tests/router_tests/test_choice.py"
 _TRIES = "router/tests/router_tests/test_tries.py"
+_QUEUE = "router/tests/router_tests/test_admission.py"
 
 MUTATIONS = (
     Mutation(
@@ -73,6 +74,54 @@ MUTATIONS = (
         "again, self._retried = not self._retried, True",
         "again = True",
         f"{_TRIES}::test_a_turn_is_retried_once_whichever_leg_fails",
+    ),
+    Mutation(
+        "one retry",
+        "the retry meets the engine that may have hung",
+        f"{_TURN}/tries.py",
+        "return result not in (Failure.LOST, Failure.UNREACHABLE)",
+        "return False",
+        f"{_TRIES}::test_the_retry_of_a_hand_off_that_hung_meets_neither_engine",
+    ),
+    Mutation(
+        "expiry margin",
+        "a stock handle that lapsed in the queue is offered",
+        f"{_TURN}/offering.py",
+        "elif core.clock() >= source.usable_until():",
+        "elif False:",
+        f"{_QUEUE}::test_a_stock_handle_that_lapsed_while_its_turn_waited_is_not_offered",
+    ),
+    Mutation(
+        "queue",
+        "engines are given turns without bound",
+        f"{_TURN}/admission.py",
+        "if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, Role.DECODE)):",
+        "if False:",
+        f"{_QUEUE}::test_turns_beyond_the_bound_wait_and_start_as_others_leave",
+    ),
+    Mutation(
+        "queue",
+        "turns wait without bound",
+        f"{_TURN}/admission.py",
+        "if queue.length > self._settings.max_waiting:",
+        "if False:",
+        f"{_QUEUE}::test_beyond_the_queue_the_answer_is_429",
+    ),
+    Mutation(
+        "queue",
+        "one tenant's turns go before all others'",
+        f"{_TURN}/admission.py",
+        "            self.waiting.move_to_end(ticket.tenant)\n",
+        "            pass\n",
+        f"{_QUEUE}::test_tenants_take_turns",
+    ),
+    Mutation(
+        "queue",
+        "a client that leaves keeps its place",
+        f"{_TURN}/admission.py",
+        "            queue.remove(ticket)\n            return\n",
+        "            return\n",
+        f"{_QUEUE}::test_a_client_that_leaves_while_it_waits_makes_room",
     ),
     Mutation(
         "draining",
