@@ -9,7 +9,7 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-api conformance prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-api conformance chaos-router chaos-short prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -40,7 +40,7 @@ fmt: setup ## Format and fix what can be fixed
 manifests: setup ## Generate CRDs, the chart's copies and the reference pages
 	$(BIN)/python tools/manifests.py --write
 
-test: check test-api conformance e2e ## All tests: the gate, the real API server, conformance and the lab with the simulator
+test: check test-api conformance prove-guards chaos-short e2e ## All tests: the gate, the real API server, conformance, guards, chaos, the lab
 
 test-unit: setup ## Unit tests (no cluster)
 	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
@@ -50,6 +50,9 @@ test-api: setup ## Operator and CRD tests against a real kube-apiserver
 
 chaos-router: setup ## The router under seeded load and faults (SECONDS=600 SEED=n)
 	$(BIN)/python -m chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+chaos-short: setup
+	$(BIN)/python -m chaos --seconds 75 --seed 1
 
 prove-guards: setup ## Take each safety guard out of a copy of the source and see that a test fails (ONLY=name JOBS=2)
 	PYTHONPATH=tools $(BIN)/python -m prove_guards --jobs $(or $(JOBS),2) $(if $(ONLY),--only "$(ONLY)")
