@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from enum import IntEnum
+from itertools import pairwise
 
 MAX_CLASSES = 8192
 HALF_LIFE_SECONDS = 3600.0
@@ -40,8 +41,8 @@ _LATE_GUESS = 0.02
 _LATE_SPAN = 11
 
 
-def _width(span: int) -> float:
-    return _OPEN_SPAN_SECONDS if span == SPANS - 1 else _BOUNDS[span + 1] - _BOUNDS[span]
+_WIDTHS = [*(stop - start for start, stop in pairwise(_BOUNDS[:-1])), _OPEN_SPAN_SECONDS]
+_PRIOR_SECONDS = [PRIOR_HOLDS * width for width in _WIDTHS]
 
 
 def _span_of(age: float) -> int:
@@ -50,7 +51,7 @@ def _span_of(age: float) -> int:
 
 def _guessed_rates(kind: Kind) -> list[float]:
     chances = [_GUESS[kind] if span < _LATE_SPAN else _LATE_GUESS for span in range(SPANS)]
-    return [-math.log1p(-chance) / _width(span) for span, chance in enumerate(chances)]
+    return [-math.log1p(-chance) / width for chance, width in zip(chances, _WIDTHS, strict=True)]
 
 
 class Gaps:
@@ -81,11 +82,8 @@ class Gaps:
 
     def rates(self, prior: list[float]) -> list[float]:
         """Return the rate of return in each span, per second; `prior`: what is thought without evidence."""
-        return [
-            (self._returns[span] + PRIOR_HOLDS * prior[span] * _width(span))
-            / (self._waited[span] + PRIOR_HOLDS * _width(span))
-            for span in range(SPANS)
-        ]
+        evidence = zip(self._returns, self._waited, prior, _PRIOR_SECONDS, strict=True)
+        return [(returns + rate * seconds) / (waited + seconds) for returns, waited, rate, seconds in evidence]
 
 
 def chance(rates: list[float], age: float, horizon: float) -> float:
