@@ -11,7 +11,7 @@ from typing import Protocol
 
 from duplex_router.turn.core import JSON_TYPE
 from duplex_router.wire.api_errors import error_body
-from duplex_router.wire.body import BodyReader
+from duplex_router.wire.body import CRLF, BodyReader
 from duplex_router.wire.errors import RequestError, WireError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import (
@@ -29,6 +29,8 @@ from .settings import ServerSettings
 log = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES = 64 * 1024
+FIRST_BODY_BYTES = 64 * 1024
+BODY_GROWTH = 8
 WRITE_HIGH_WATER = 256 * 1024
 LINGER_SECONDS = 2.0
 _SCRATCH = memoryview(bytearray(64 * 1024))
@@ -196,8 +198,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _take_head(self, data: bytes) -> None:
         """Parse a head if it is complete; an incomplete one is kept."""
         self._buffer = b""
-        if data[:2] == b"\r\n":
-            data = data.lstrip(b"\r\n")  # empty lines before a request are ignored (2.2)
+        while data[:2] == CRLF:
+            data = data[2:]  # empty lines before a request are ignored (2.2)
         if not data:
             return
         end = data.find(HEAD_END)
@@ -236,18 +238,26 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader, self._parts, self._body_size = BodyReader(length=None, chunked=True), [], 0
             self._feed_body(rest)
         else:
-            self._body = bytearray(head.length)  # of zero pages, which take no memory until they are written to
-            self._body[: len(rest)] = rest
-            self._body_size = len(rest)
+            self._make_room(head.length, rest)
+
+    def _make_room(self, length: int, received: Piece) -> None:
+        """Take memory for a body in steps: what a client announces costs nothing until it has sent some of it."""
+        self._body_size = len(received)
+        self._body = bytearray(min(length, max(FIRST_BODY_BYTES, BODY_GROWTH * self._body_size)))
+        self._body[: self._body_size] = received
 
     def _fill_body(self, count: int) -> None:
         self._body_size += count
-        if self._body_size < len(self._body):
+        head = self._head
+        if head is None or head.length is None:
+            return
+        if self._body_size < head.length:
             self._expect_more_body()
+            if self._body_size == len(self._body):
+                self._make_room(head.length, self._body)
             return
         body, self._body = self._body, _NOTHING
-        if self._head is not None:
-            self._serve(self._head, body)
+        self._serve(head, body)
 
     def _feed_body(self, data: bytes) -> None:
         if self._reader is None or self._head is None or not data:

@@ -58,7 +58,7 @@ def allowed(path: bytes) -> tuple[bytes, ...]:
         return passed.methods
     if path in HEALTH or path == MODELS or path.startswith(MODELS + b"/"):
         return GET
-    return ()
+    return (b"OPTIONS",) if path == b"*" else ()  # the server as a whole (RFC 9110, 9.3.7)
 
 
 def why_absent(path: bytes) -> str:

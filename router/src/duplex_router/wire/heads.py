@@ -21,6 +21,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 HEAD_END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
+MAX_TARGET_BYTES = 8 * 1024
 MAX_KNOWN_HEADS = 1024
 MAX_KNOWN_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,17})(?=\r\n|\Z)")
@@ -146,7 +147,9 @@ def _check_request_line(head: bytes) -> bytes:
     parts = line.split(b" ")
     if len(parts) != 3 or not _TARGET.match(parts[1]):  # noqa: PLR2004 - method, target, version
         raise _refuse(HTTPStatus.BAD_REQUEST, "The request line must be `METHOD target HTTP/1.1`.")
-    method, _, version = parts
+    method, target, version = parts
+    if len(target) > MAX_TARGET_BYTES:
+        raise _refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"The target must be at most {MAX_TARGET_BYTES} bytes.")
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise _refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Use HTTP/1.1.")
     if method not in _METHODS:
@@ -190,7 +193,9 @@ def _body_length(headers: dict[bytes, bytes], version: bytes) -> int | None:
 
 
 def _path_of(url: bytes) -> bytes:
-    if not url.startswith((b"/", b"*")):
+    if url == b"*":
+        return url
+    if not url.startswith(b"/"):
         url = httptools.parse_url(url).path or b"/"
     return url.partition(b"?")[0].partition(b"#")[0]
 
