@@ -21,9 +21,11 @@ from duplex_kube.client import ConnectError, connect
 from .fleet.fleet import Fleet
 from .http.credentials import CredentialError
 from .http.settings import CredentialSettings, ServerSettings
+from .options import add_seen_options, add_store_options, seen_of, store_of
 from .service import Service, ServiceSettings, Source
 from .source.file import FileSource
 from .source.kubernetes import KubernetesSource
+from .store.address import StoreAddressError
 from .turn.admission import QueueSettings
 from .turn.core import LegSettings
 
@@ -58,6 +60,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-waiting", type=int, default=queue.max_waiting, help="turns that wait, per revision")
     parser.add_argument("--wait-seconds", type=float, default=queue.wait_seconds, help="how long at most")
     _add_credentials(parser)
+    add_store_options(parser)
+    add_seen_options(parser)
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     options = parser.parse_args(arguments)
     if (options.fleet is None) == (options.serving is None or options.namespace is None):
@@ -65,6 +69,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for one, other in (("tls_cert", "tls_key"), ("engine_cert", "engine_cert_key")):
         if (getattr(options, one) is None) != (getattr(options, other) is None):
             parser.error(f"--{one} and --{other} belong together".replace("_", "-"))
+    try:
+        store_of(options)
+    except StoreAddressError as error:
+        parser.error(str(error))
     return options
 
 
@@ -102,6 +110,8 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
             max_waiting=options.max_waiting,
             wait_seconds=options.wait_seconds,
         ),
+        store=store_of(options),
+        seen=seen_of(options),
         server=ServerSettings(max_body_bytes=options.max_body_bytes, max_turns=options.max_turns),
         credentials=CredentialSettings(
             api_keys=options.api_keys,

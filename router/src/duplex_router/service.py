@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from .admin.access_log import AccessLog
 from .admin.app import AdminApp
 from .admin.canary import Canary
 from .admin.models import ModelReader
@@ -23,12 +24,16 @@ from .http.settings import CredentialSettings, ServerSettings
 from .http.upstream import Pool
 from .ledger.fates import Fate
 from .ledger.ledger import Ledger
+from .options import STDOUT, SeenSettings
 from .store.address import StoreSettings
 from .store.shared import StoreLedger
 from .turn.admission import QueueSettings
 from .turn.core import Core, LegSettings
 from .turn.counters import Counters
 from .turn.keeper import Keeper
+
+if TYPE_CHECKING:
+    from .admin.tracing import SpanSender
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,7 @@ class ServiceSettings:
     store: StoreSettings | None = None
     """Where routers share their ledgers; None: this router has its own only."""
     credentials: CredentialSettings = field(default_factory=CredentialSettings)
+    seen: SeenSettings = field(default_factory=SeenSettings)
 
 
 class Service:
@@ -94,10 +100,30 @@ class Service:
         self.app = App(self.core, settings.server, self.credentials)
         self.state = AdminState(self.core, settings.pod_name, clock(), self.app.serves)
         self._admin = AdminApp(self.state)
+        self._seen = self._watch_turns()
         self._source = make_source(self.fleet)
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.port = self.admin_port = 0
+
+    def _watch_turns(self) -> list[AccessLog | SpanSender]:
+        """Return what writes and sends finished turns, already told of each."""
+        seen, core, state = self._settings.seen, self.core, self.state
+
+        def ahead() -> float:
+            return state.wall_clock() - core.clock()
+
+        made: list[AccessLog | SpanSender] = []
+        if seen.access_log is not None:
+            path = None if seen.access_log == STDOUT else seen.access_log
+            made.append(AccessLog(path, seen.access_log_sample, ahead))
+        if seen.traces:
+            from .admin.tracing import SpanSender  # noqa: PLC0415 - needs an extra that few install
+
+            core.trace_sample = seen.trace_sample
+            made.append(SpanSender(seen.traces, self._settings.pod_name, ahead))
+        core.observers += [each.observe for each in made]
+        return made
 
     def _make_store(self, clock: Callable[[], float]) -> StoreLedger | None:
         if self._settings.store is None:
@@ -134,8 +160,8 @@ class Service:
             ModelReader(self.state).run,
             Canary(self.state, time.time).run,
         ]
-        if self.store is not None:
-            beside.append(self.store.run)
+        beside += [self.store.run] if self.store is not None else []
+        beside += [each.run for each in self._seen]
         self._tasks = [asyncio.create_task(_endure(each)) for each in beside]
         log.info("router listens on port %d, admin on %d", self.port, self.admin_port)
 

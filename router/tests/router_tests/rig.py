@@ -23,6 +23,7 @@ import openai
 from duplex_connector.config import TransferSettings, kv_transfer_argument
 from duplex_connector.contract import Backend, ConnectorKind, Env, Role
 from duplex_router.http.settings import CredentialSettings, ServerSettings
+from duplex_router.options import SeenSettings
 from duplex_router.service import Service, ServiceSettings
 from duplex_router.source.file import FileSource
 from duplex_router.store.address import StoreSettings
@@ -187,6 +188,7 @@ async def router(
     server: ServerSettings | None = None,
     store: StoreSettings | None = None,
     credentials: CredentialSettings | None = None,
+    seen: SeenSettings | None = None,
 ) -> AsyncIterator[Router]:
     """Run a router over a fleet document until the block ends; ends it as SIGTERM would."""
     file = tmp_path / f"fleet-{secrets.token_hex(4)}.json"
@@ -201,6 +203,7 @@ async def router(
         server=server or ServerSettings(),
         store=store,
         credentials=credentials or CredentialSettings(),
+        seen=seen or SeenSettings(),
     )
     service = Service(settings, lambda fleet: FileSource(fleet, file))
     await service.start()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -166,4 +167,7 @@ async def test_a_store_that_dies_freezes_and_comes_back_reaches_no_client(
             await connected(each)
         said = await converse(both, fresh(), 2)
         assert said[1].reuse == "full", "the store is used again"
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(both[1].admin + "/metrics", timeout=5).read())  # noqa: S310 - loopback
+        assert b"duplex_router_store_up 1" in page
+        assert b'duplex_router_store_lookups_total{outcome="hit"}' in page
     assert guarded.corrupt() == 0

@@ -34,6 +34,7 @@ LAYERS = {
         {"turn"},
         {"http"},
         {"store", "admin", "source"},
+        {"options"},
         {"service"},
         {"cli"},
     ],

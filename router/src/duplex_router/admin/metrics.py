@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from duplex_connector.contract import Role
 from duplex_router.turn.counters import BUCKETS, Histogram
+from duplex_router.turn.shared import SharedView
 
 from .state import AdminState
 
+MAX_ENGINES = 512
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -60,6 +62,9 @@ def render(state: AdminState) -> str:
     _turns(page, state)
     _holds(page, state)
     _fleet(page, state)
+    _engines(page, state)
+    if state.core.shared is not None:
+        _shared(page, state.core.shared.view())
     return "\n".join(page.lines) + "\n"
 
 
@@ -116,3 +121,36 @@ def _fleet(page: _Page, state: AdminState) -> None:
     page.by("revision", "served_tokens_total", "counter", "Tokens that engines answered with.", served)
     success = state.canary.last_success
     page.one("canary_last_success_seconds", "gauge", "Unix time of the last good canary; 0: none.", success or 0)
+
+
+def _engines(page: _Page, state: AdminState) -> None:
+    core, now = state.core, state.core.clock()
+    percent = core.fleet.document.policy.retention_percent if core.fleet.document is not None else 0
+    legs: dict[Labels, float] = {}
+    tokens: dict[Labels, float] = {}
+    resting: dict[Labels, float] = {}
+    held: dict[Labels, float] = {}
+    budget: dict[Labels, float] = {}
+    for engine in list(core.fleet.engines.values())[:MAX_ENGINES]:
+        label = (("engine", engine.pod or engine.key), ("role", engine.role.value))
+        legs[label], tokens[label] = engine.legs, engine.waiting_tokens
+        resting[label] = int(now < engine.resting_until)
+        if engine.role is Role.DECODE:
+            held[label] = core.ledger.held_tokens(engine.key)
+            if engine.kv_tokens is not None:
+                budget[label] = engine.kv_tokens * percent // 100
+    page.add("engine_legs", "gauge", "Legs under way on an engine.", legs)
+    page.add("engine_waiting_tokens", "gauge", "Prompt tokens that an engine has not answered for.", tokens)
+    page.add("engine_resting", "gauge", "1 while an engine is left alone after failures.", resting)
+    page.add("engine_held_tokens", "gauge", "Tokens that an engine holds for this router's conversations.", held)
+    page.add("engine_budget_tokens", "gauge", "Tokens that it may hold for all routers.", budget)
+
+
+def _shared(page: _Page, view: SharedView) -> None:
+    page.one("store_up", "gauge", "1 while the store answers in time.", int(view.up))
+    page.one("store_routers", "gauge", "Routers that share the store, this one included.", view.routers)
+    text = "Look-ups in the store; late, lost and closed (not asked, since it is down) count as a miss."
+    page.by("outcome", "store_lookups_total", "counter", text, view.lookups)
+    page.by("outcome", "store_claims_total", "counter", "Claims of stock handles in the store.", view.claims)
+    page.by("what", "store_entries_total", "counter", "What became of entries in the store.", view.events)
+    page.histograms("store_seconds", "Seconds that an answered look-up took.", "", {"": view.seconds})

@@ -11,6 +11,7 @@ import msgspec
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.turn.core import JSON_TYPE, Core
 from duplex_router.turn.subject import Subject
+from duplex_router.turn.trace import begin_trace
 from duplex_router.turn.turn import Turn
 from duplex_router.wire.errors import RequestError
 from duplex_router.wire.fields import Piece
@@ -91,8 +92,11 @@ class App:
         caller = caller_of(head)
         request.session = request.session or caller.session
         request_id = caller.request_id()
-        lines = caller.lines_for(request_id, with_key=self._credentials.forwards)
-        subject = Subject(request, document, caller.tenant(document.policy.tenancy), lines, request_id)
+        sample = self.core.trace_sample
+        trace = begin_trace(caller.traceparent, sample) if sample is not None else None
+        lines = caller.lines_for(request_id, trace, with_key=self._credentials.forwards)
+        tenant = caller.tenant(document.policy.tenancy)
+        subject = Subject(request, document, tenant, lines, request_id, trace=trace)
         turn = Turn(self.core, subject, client)
         turn.start()
         return turn

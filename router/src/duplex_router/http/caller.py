@@ -10,10 +10,11 @@ from typing import Final
 
 from duplex_connector.contract import Header
 from duplex_router.fleet.document import Tenancy
+from duplex_router.turn.trace import TraceContext, read_traceparent
 from duplex_router.wire.heads import RequestHead, render_fields
 
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
-_FORWARDED: Final = (b"traceparent", b"tracestate", Header.SESSION_ID.encode())
+_FORWARDED: Final = (Header.SESSION_ID.encode(),)
 _KEY: Final = "caller"
 _JSON: Final = b"application/json"
 
@@ -25,10 +26,10 @@ class Caller:
     """What a head says, kept with the head, since the requests of one client share it.
 
     `key_line`: the header line with the client's key as engines read it. `given_id`: the client's own request id; both
-    may be empty.
+    may be empty, and so may `traceparent`, the client's own.
     """
 
-    __slots__ = ("_fields", "_key", "_kind", "_tenant_header", "_tenants", "given_id", "key_line", "session")
+    __slots__ = ("_fields", "_key", "_kind", "_tenant_header", "_tenants", "_tracestate", "given_id", "key_line", "session", "traceparent")
 
     def __init__(self, head: RequestHead) -> None:
         found = [(name, head.headers[name]) for name in _FORWARDED if name in head.headers]
@@ -45,23 +46,30 @@ class Caller:
         elif key:  # Anthropic's clients show it so; vLLM reads Authorization alone
             self.key_line = b"authorization: Bearer %b\r\n" % key
         self._tenant_header = head.headers.get(Header.TENANT.encode(), b"")
+        self.traceparent = read_traceparent(head.headers.get(b"traceparent", b""))
+        self._tracestate = head.headers.get(b"tracestate", b"") if self.traceparent else b""
         self._tenants: dict[Tenancy, bytes] = {}
 
     def request_id(self) -> bytes:
         """Return the client's request id, or a new one of 32 hexadecimal digits."""
         return self.given_id or b"%b%016x" % (_process, next(_turns))
 
-    def lines_for(self, request_id: bytes, *, with_key: bool) -> bytes:
+    def lines_for(self, request_id: bytes, trace: TraceContext | None = None, *, with_key: bool) -> bytes:
         """Return the header lines of a turn's legs."""
-        return self._lines(_JSON, request_id, with_key=with_key)
+        return self._lines(_JSON, request_id, trace, with_key=with_key)
 
     def passed_lines(self, *, with_key: bool) -> bytes:
         """Return the lines for a body that is passed on as it is, of whatever type the client says."""
-        return self._lines(self._kind, self.request_id(), with_key=with_key)
+        return self._lines(self._kind, self.request_id(), None, with_key=with_key)
 
-    def _lines(self, kind: bytes, request_id: bytes, *, with_key: bool) -> bytes:
+    def _lines(self, kind: bytes, request_id: bytes, trace: TraceContext | None, *, with_key: bool) -> bytes:
         key_line = self.key_line if with_key else b""
-        return b"%bcontent-type: %b\r\n%bx-request-id: %b\r\n" % (key_line, kind, self._fields, request_id)
+        lines = b"%bcontent-type: %b\r\n%bx-request-id: %b\r\n" % (key_line, kind, self._fields, request_id)
+        parent = trace.header() if trace is not None else self.traceparent
+        if not parent:
+            return lines
+        state = b"tracestate: %b\r\n" % self._tracestate if self._tracestate else b""
+        return b"%btraceparent: %b\r\n%b" % (lines, parent, state)
 
     def tenant(self, tenancy: Tenancy) -> bytes:
         """Return what stands for the request's tenant: a digest, so that no secret is kept with a conversation."""

@@ -2,8 +2,9 @@
 
 Keys, after the serving's prefix (in braces, so that a cluster keeps them in one slot):
 
-    e:<id>           a handle: hash of r (record), o (owner), n (engine), b (boot), w (withdrawn: never found again),
-                     and l:<reader> (until when, in ms of the store's clock, that reader's pull may run)
+    e:<id>           a handle: hash of r (record), o (owner), n (engine), b (boot), f (the server's life in which it was
+                     first published), w (withdrawn: never found again), and l:<reader> (until when, in ms of the
+                     store's clock, that reader's pull may run)
     m:<tenant+mark>  the id of the newest handle whose history has this mark
     b:<engine>       the engine's present boot
     own:<router>     sorted set of the ids that a router owns, by expiry
@@ -47,17 +48,18 @@ def _script(text: str) -> Script:
 
 
 NOT_OURS: Final = 0
-# id, record, owner, engine, boot, expiry, expiry of the index, marks ... -> 1, or NOT_OURS: another router adopted it
+# id, record, owner, engine, boot, two expiries, life, marks ... -> 1, or NOT_OURS: another router adopted it
 PUBLISH: Final = _script(f"""
 local e, own = p .. 'e:' .. ARGV[1], p .. 'own:' .. ARGV[3]
 local owner = redis.call('HGET', e, 'o')
 if owner and owner ~= ARGV[3] then return {NOT_OURS} end
 redis.call('HSET', e, 'r', ARGV[2], 'o', ARGV[3], 'n', ARGV[4], 'b', ARGV[5])
+redis.call('HSETNX', e, 'f', ARGV[8])
 redis.call('PEXPIREAT', e, ARGV[6])
 redis.call('SET', p .. 'b:' .. ARGV[4], ARGV[5], 'PXAT', ARGV[7])
 redis.call('ZADD', own, ARGV[6], ARGV[1])
 redis.call('PEXPIREAT', own, ARGV[7])
-for i = 8, #ARGV do redis.call('SET', p .. 'm:' .. ARGV[i], ARGV[1], 'PXAT', ARGV[7]) end
+for i = 9, #ARGV do redis.call('SET', p .. 'm:' .. ARGV[i], ARGV[1], 'PXAT', ARGV[7]) end
 return 1
 """)
 
@@ -160,7 +162,7 @@ return {{now, there, dead[1] or '', asked}}
 """
 )
 
-# router, dead router, after how many ms one is dead -> [[id, record, ms left, withdrawn], ...]
+# router, dead router, after how many ms one is dead -> [[id, record, ms left, withdrawn, life], ...]
 ADOPT: Final = _script(
     _NOW
     + f"""
@@ -171,12 +173,12 @@ local ids = redis.call('ZRANGE', theirs, 0, {ADOPTED_AT_ONCE - 1}, 'WITHSCORES')
 local found = {{}}
 for i = 1, #ids, 2 do
   local e = p .. 'e:' .. ids[i]
-  local f = redis.call('HMGET', e, 'r', 'o', 'w')
+  local f = redis.call('HMGET', e, 'r', 'o', 'w', 'f')
   redis.call('ZREM', theirs, ids[i])
   if f[1] and f[2] == ARGV[2] then
     redis.call('HSET', e, 'o', ARGV[1])
     redis.call('ZADD', mine, ids[i + 1], ids[i])
-    table.insert(found, {{ids[i], f[1], redis.call('PTTL', e), f[3] or ''}})
+    table.insert(found, {{ids[i], f[1], redis.call('PTTL', e), f[3] or '', f[4] or ''}})
   end
 end
 redis.call('PEXPIRE', mine, {_SOON_GONE_MS})

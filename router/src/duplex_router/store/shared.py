@@ -20,6 +20,7 @@ from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger
 from duplex_router.ledger.record import Clocks, RecordError, decode_entry, encode_entry
 from duplex_router.turn.counters import Histogram
+from duplex_router.turn.shared import SharedView
 
 from . import scripts
 from .address import StoreSettings
@@ -74,10 +75,10 @@ class StoreCounters:
 
 @dataclass(slots=True, eq=False)
 class _Published:
-    """What this router knows of an entry in the store. `life`: of the server, when it first took the entry."""
+    """What this router knows of an entry in the store. `life`: the server's when it first took the entry."""
 
     id: bytes
-    life: int
+    life: bytes
     reader: bytes = b""
 
 
@@ -117,8 +118,7 @@ class StoreLedger:
         self._cooling: dict[Entry, Free] = {}
         self._flush_due = False
         self._leaving = False
-        self._run_id = b""
-        self._life = 0
+        self._life = b""
         self._life_began = 0.0
         self._store_ahead = 0.0
         """The store's clock less ours, at least."""
@@ -177,7 +177,7 @@ class StoreLedger:
             return None
         if reader:
             entry.published = True
-            self._known[entry] = _Published(reply[0], 0, reader)
+            self._known[entry] = _Published(reply[0], b"", reader)
         self.counters.lookups["hit"] += 1
         return entry
 
@@ -251,7 +251,7 @@ class StoreLedger:
         expiry = clocks.to_wall(entry.deadline)
         kept = expiry + FENCE_SECONDS + self._pull_seconds
         arguments = [known.id, record, self.me, entry.engine.encode(), entry.handle.boot.encode()]
-        arguments += [b"%d" % (expiry * 1000), b"%d" % (kept * 1000)]
+        arguments += [b"%d" % (expiry * 1000), b"%d" % (kept * 1000), known.life]
 
         def answered(reply: Reply) -> None:
             self._refused(reply)
@@ -312,6 +312,26 @@ class StoreLedger:
             self.counters.unsure += 1
         self._forget(entry)
 
+    def view(self) -> SharedView:
+        """See `SharedLedger`."""
+        counters = self.counters
+        events = {
+            "published": counters.published,
+            "too-large": counters.too_large,
+            "adopted": counters.adopted,
+            "fenced": counters.fenced,
+            "left-to-lapse": counters.unsure,
+        }
+        return SharedView(
+            up=self.link.prompt,
+            why_down=self.link.why_down,
+            routers=self.routers,
+            seconds=counters.seconds,
+            lookups=counters.lookups,
+            claims=counters.claims,
+            events=events,
+        )
+
     # -- the beat
 
     async def run(self) -> None:
@@ -368,12 +388,12 @@ class StoreLedger:
         if isinstance(found, (Nothing, hiredis.ReplyError)):
             self._refused(found)
             return
-        for name, record, left_ms, withdrawn in found:
+        for name, record, left_ms, withdrawn, life in found:
             entry = self._read(record, left_ms, sent)
             if entry is None or not self._ledger.same_boot(entry):
                 continue
             entry.published = True
-            self._known[entry] = _Published(name, 0)
+            self._known[entry] = _Published(name, life)
             self._by_id[name] = entry
             self.counters.adopted += 1
             self._ledger.add(entry)
@@ -403,16 +423,16 @@ class StoreLedger:
     # -- the connection
 
     async def _greet(self, link: Link) -> None:
-        """Prepare a connection: the server's life, then the scripts."""
-        facts = dict(
-            line.split(b":", 1) for line in (await link.command(b"INFO", b"server")).split(b"\r\n") if b":" in line
-        )
-        life = facts.get(b"run_id", secrets.token_bytes(8))
+        """Prepare a connection: the server's life and clock, then the scripts."""
+        told = (await link.command(b"INFO", b"server")).split(b"\r\n")
+        life = next((line for line in told if line.startswith(b"run_id:")), secrets.token_bytes(8))
+        seconds, microseconds = await link.command(b"TIME")
+        self._store_ahead = int(seconds) + int(microseconds) / 1e6 - self._clock()
         for script in scripts.ALL:
             await link.command(b"SCRIPT", b"LOAD", script.text)
-        if life != self._run_id:
+        if life != self._life:
             # Another process, or the same one started anew: pulls that were noted a moment ago may be missing there.
-            self._run_id, self._life, self._life_began = life, self._life + 1, self._clock()
+            self._life, self._life_began = life, self._clock()
             for entry in self._ledger:
                 self._unsent[entry] = None
         asyncio.get_running_loop().call_soon(self.beat)

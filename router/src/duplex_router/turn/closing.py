@@ -14,6 +14,7 @@ from .subject import Subject
 def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Observer | None, status: int) -> None:
     """Count a turn that has ended with this HTTP status, and hand its record on."""
     record.status, record.ended = status, core.clock()
+    record.trace = subject.trace
     record.path, record.stream = subject.request.endpoint.value, subject.request.stream
     history = subject.history
     if history is not None:

@@ -96,6 +96,8 @@ class Core:
     settings: LegSettings = field(default_factory=LegSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     shared: SharedLedger | None = None
+    trace_sample: float | None = None
+    """The share of turns without a trace of their own that get one; None: nothing is traced here."""
     observers: list[Callable[[TurnRecord], None]] = field(default_factory=list)
     offers: Offers = field(init=False)
     admission: Admission = field(init=False)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from .outcome import Outcome
+from .trace import TraceContext
 
 MAX_EXPLAINED = 1024
 
@@ -45,6 +46,7 @@ class TurnRecord:
     request_id: str
     began: float
     path: str = ""
+    trace: TraceContext | None = None
     stream: bool = False
     revision: str = ""
     status: int = 0

@@ -7,11 +7,27 @@ reads it or will. Where it cannot confirm, the hold lapses by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry
+
+from .counters import Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class SharedView:
+    """What is to be seen of a shared ledger from outside. `routers`: how many share it; `seconds`: of look-ups."""
+
+    up: bool
+    why_down: str
+    routers: int
+    seconds: Histogram
+    lookups: Mapping[str, int]
+    claims: Mapping[str, int]
+    events: Mapping[str, int]
 
 
 class SharedLedger(Protocol):
@@ -41,4 +57,8 @@ class SharedLedger(Protocol):
 
     def withdraw(self, entries: Iterable[Entry], free: Callable[[list[Entry]], None]) -> None:
         """Let nobody find these any more; `free` is called with those that nobody reads, as soon as that is sure."""
+        ...
+
+    def view(self) -> SharedView:
+        """Return what is to be seen of it now."""
         ...

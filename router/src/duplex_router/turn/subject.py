@@ -10,6 +10,8 @@ from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import read_history
 from duplex_router.wire.inference import Inference
 
+from .trace import TraceContext
+
 
 @dataclass(slots=True)
 class Subject:
@@ -24,6 +26,7 @@ class Subject:
     headers: bytes
     request_id: bytes
     revision: str = ""
+    trace: TraceContext | None = None
     history: History | None = field(init=False)
 
     def __post_init__(self) -> None:
