@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
@@ -73,6 +74,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         store_of(options)
     except StoreAddressError as error:
         parser.error(str(error))
+    if options.traces and find_spec("opentelemetry") is None:
+        parser.error("--traces needs OpenTelemetry: pip install 'duplex-serving[router,otel]'")
     return options
 
 
