@@ -14,8 +14,9 @@ from duplex_lab.certificates import Authority
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import Entry, Ledger
 from duplex_router.store.address import Address, StoreAddressError, StoreSettings, parse_address
+from duplex_router.store.depths import chosen_depths
 from duplex_router.store.link import Nothing
-from duplex_router.store.shared import StoreLedger, chosen_depths
+from duplex_router.store.shared import StoreLedger
 
 from .rig import free_port, until
 from .store_rig import StoreServer, store_server

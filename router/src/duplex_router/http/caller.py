@@ -29,7 +29,18 @@ class Caller:
     may be empty, and so may `traceparent`, the client's own.
     """
 
-    __slots__ = ("_fields", "_key", "_kind", "_tenant_header", "_tenants", "_tracestate", "given_id", "key_line", "session", "traceparent")
+    __slots__ = (
+        "_fields",
+        "_key",
+        "_kind",
+        "_tenant_header",
+        "_tenants",
+        "_tracestate",
+        "given_id",
+        "key_line",
+        "session",
+        "traceparent",
+    )
 
     def __init__(self, head: RequestHead) -> None:
         found = [(name, head.headers[name]) for name in _FORWARDED if name in head.headers]

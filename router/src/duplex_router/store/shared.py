@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import hiredis
 
@@ -19,11 +18,12 @@ from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger
 from duplex_router.ledger.record import Clocks, RecordError, decode_entry, encode_entry
-from duplex_router.turn.counters import Histogram
 from duplex_router.turn.shared import SharedView
 
 from . import scripts
 from .address import StoreSettings
+from .counters import StoreCounters
+from .depths import NEAR_MARKS, chosen_depths
 from .link import Link, Nothing, Reply
 
 BEAT_SECONDS = 0.5
@@ -35,13 +35,6 @@ FENCE_SECONDS = 30.0
 
 PUBLISHED_AT_ONCE = 64
 MAX_RECORD_BYTES = 256 * 1024
-NEAR_MARKS = 64
-"""The last marks of a history are all looked for, and half of them indexed."""
-
-FAR_STEP = 16
-FAR_MARKS = 64
-"""Of those before, each sixteenth, so that a long history costs a bounded number of keys."""
-
 _REPLACED, _KEPT = b"1", b"0"
 _NO_ARGUMENTS = (b"", b"")
 
@@ -49,28 +42,6 @@ log = logging.getLogger(__name__)
 
 Free = Callable[[list[Entry]], None]
 """Hears of entries that nobody reads any more."""
-
-
-def chosen_depths(length: int, near: int) -> list[int]:
-    """Return, deepest first, the depths of a history of `length` marks that have keys in the store."""
-    split = max(length - near, 0)
-    far = range(split // FAR_STEP * FAR_STEP, 0, -FAR_STEP)
-    return [*range(length, split, -1), *far[:FAR_MARKS]]
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """What became of look-ups and of other entries' fates; `seconds`: of look-ups that were answered."""
-
-    lookups: Counter[str] = field(default_factory=Counter)
-    claims: Counter[str] = field(default_factory=Counter)
-    published: int = 0
-    too_large: int = 0
-    adopted: int = 0
-    fenced: int = 0
-    unsure: int = 0
-    """Holds left to lapse because the store could not confirm that nobody reads them."""
-    seconds: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(slots=True, eq=False)
@@ -314,23 +285,7 @@ class StoreLedger:
 
     def view(self) -> SharedView:
         """See `SharedLedger`."""
-        counters = self.counters
-        events = {
-            "published": counters.published,
-            "too-large": counters.too_large,
-            "adopted": counters.adopted,
-            "fenced": counters.fenced,
-            "left-to-lapse": counters.unsure,
-        }
-        return SharedView(
-            up=self.link.prompt,
-            why_down=self.link.why_down,
-            routers=self.routers,
-            seconds=counters.seconds,
-            lookups=counters.lookups,
-            claims=counters.claims,
-            events=events,
-        )
+        return self.counters.view(up=self.link.prompt, why_down=self.link.why_down, routers=self.routers)
 
     # -- the beat
 
