@@ -89,15 +89,6 @@ class Router(ApiModel):
             "!has(self.sessionStore)",
             "sessionStore: not acted on in this release; remove it and keep one replica, or set affinity Header",
         ),
-        Rule(
-            "!has(self.auth)",
-            "auth: not acted on in this release; remove it and check keys in a gateway in front of the router",
-        ),
-        Rule(
-            "!has(self.tls)",
-            "tls: not acted on in this release; remove it and end TLS in a gateway or load balancer in front",
-        ),
-        Rule("!has(self.limits)", "limits: not acted on in this release; remove it and limit in a gateway in front"),
     )
 
     replicas: Annotated[int, Field(ge=0, le=100)] = 1

@@ -60,7 +60,8 @@ def fleet_name(serving: str) -> str:
 def router_url(serving: DisaggregatedServing, context: RenderContext) -> str:
     """Address of the OpenAI-compatible API inside the cluster."""
     host = f"{router_name(serving.name)}.{serving.namespace}.svc.{context.cluster_domain}"
-    return f"http://{host}:{serving.spec.router.service.port}/v1"
+    scheme = "http" if serving.spec.router.tls is None else "https"
+    return f"{scheme}://{host}:{serving.spec.router.service.port}/v1"
 
 
 def engine_selector(serving: str, role: Role, revision: str) -> dict[str, str]:

@@ -24,6 +24,10 @@ _GRACE_SECONDS: Final = 120
 
 _PRE_STOP_SECONDS: Final = 5
 
+_SECRETS: Final = "/etc/duplex"
+_KEYS: Final = "api-keys"
+_CERTIFICATE: Final = "tls"
+
 
 def render_router(serving: DisaggregatedServing, context: RenderContext) -> list[dict[str, Any]]:
     """Return the router's objects, what others need first."""
@@ -101,6 +105,7 @@ def _deployment(serving: DisaggregatedServing, context: RenderContext) -> dict[s
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [_container(serving, context)],
+            **({"volumes": volumes} if (volumes := _volumes(serving)) else {}),
         },
     }
     return {
@@ -138,6 +143,7 @@ def _container(serving: DisaggregatedServing, context: RenderContext) -> dict[st
             str(Port.ADMIN),
             "--pod-name",
             "$(POD_NAME)",
+            *_options(serving),
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [CONTAINER_API_PORT, {"name": "admin", "containerPort": Port.ADMIN, "protocol": "TCP"}],
@@ -155,4 +161,40 @@ def _container(serving: DisaggregatedServing, context: RenderContext) -> dict[st
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
+        **({"volumeMounts": mounts} if (mounts := _mounts(serving)) else {}),
     }
+
+
+def _secrets(serving: DisaggregatedServing) -> dict[str, str]:
+    """Return the Secrets that the router reads, by the names of their volumes."""
+    router = serving.spec.router
+    named = {}
+    if router.auth is not None:
+        named[_KEYS] = router.auth.api_keys_secret_ref
+    if router.tls is not None:
+        named[_CERTIFICATE] = router.tls.secret_ref
+    return named
+
+
+def _volumes(serving: DisaggregatedServing) -> list[dict[str, Any]]:
+    return [{"name": name, "secret": {"secretName": secret}} for name, secret in _secrets(serving).items()]
+
+
+def _mounts(serving: DisaggregatedServing) -> list[dict[str, Any]]:
+    # Whole folders: a file that is mounted by itself (subPath) is not renewed when its Secret changes.
+    return [{"name": name, "mountPath": f"{_SECRETS}/{name}", "readOnly": True} for name in _secrets(serving)]
+
+
+def _options(serving: DisaggregatedServing) -> list[str]:
+    router, options = serving.spec.router, []
+    if router.auth is not None:
+        options += ["--api-keys", f"{_SECRETS}/{_KEYS}"]
+    if router.tls is not None:
+        folder = f"{_SECRETS}/{_CERTIFICATE}"
+        options += ["--tls-cert", f"{folder}/tls.crt", "--tls-key", f"{folder}/tls.key"]
+    limits = router.limits
+    if limits is not None and limits.max_request_bytes is not None:
+        options += ["--max-body-bytes", str(limits.max_request_bytes)]
+    if limits is not None and limits.max_concurrent_turns is not None:
+        options += ["--max-turns", str(limits.max_concurrent_turns)]
+    return options

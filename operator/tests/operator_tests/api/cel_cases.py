@@ -114,9 +114,6 @@ CASES = (
         "replicas: each replica knows", {"router": {"replicas": 2, "affinity": "Header"}}, {"router": {"replicas": 2}}
     ),
     Case("sessionStore: not acted on", {"router": {}}, {"router": {"sessionStore": {"url": "valkey://store"}}}),
-    Case("auth: not acted on", {"router": {}}, {"router": {"auth": {"apiKeysSecretRef": "keys"}}}),
-    Case("tls: not acted on", {"router": {}}, {"router": {"tls": {"secretRef": "cert"}}}),
-    Case("limits: not acted on", {"router": {}}, {"router": {"limits": {"maxConcurrentTurns": 9}}}),
     Case(
         "kvTransfer.backend: UCX on EFA",
         {"kvTransfer": {"backend": "UCX", "allowSlowTransport": True}},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from duplex_operator.render import FleetRevision, RenderContext, render_fleet, render_router, router_url
+from duplex_router.cli import parse_arguments, settings_of
 from operator_tests.api.cel_cases import CPU
 from operator_tests.api.objects import serving
 
@@ -126,3 +128,26 @@ def test_the_fleet_document_is_bounded() -> None:
 
 def test_rendering_twice_gives_the_same() -> None:
     assert render_router(serving(), CONTEXT) == render_router(serving(), CONTEXT)
+
+
+def test_keys_certificates_and_limits_reach_the_router() -> None:
+    change = {
+        "auth": {"apiKeysSecretRef": "keys"},
+        "tls": {"secretRef": "certificate"},
+        "limits": {"maxRequestBytes": 1048576, "maxConcurrentTurns": 9},
+    }
+    pod = child("Deployment", router=change)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"]}
+    assert {secrets[name]: place for name, place in places.items()} == {
+        "keys": given["--api-keys"],
+        "certificate": given["--tls-cert"].removesuffix("/tls.crt"),
+    }
+    assert given["--tls-key"] == given["--tls-cert"].replace("tls.crt", "tls.key")
+    assert (given["--max-body-bytes"], given["--max-turns"]) == ("1048576", "9")
+    assert not any("subPath" in mount for mount in container["volumeMounts"]), "it would never be renewed"
+    parsed = settings_of(parse_arguments(container["args"]))
+    assert parsed.credentials.api_keys == Path(places["api-keys"])
+    assert router_url(serving(router=change), CONTEXT).startswith("https://")
