@@ -400,4 +400,5 @@ class Turn:
         record.source = offering.offer.source.engine if offering.offer.source is not None else ""
         observer = self._decoder.observer if self._decoder is not None else None
         close_books(self._core, self._subject, record, observer, status)
-        self._decoder = None  # turn and leg hold one another, and should not need the garbage collector
+        # What holds one another lets go, so that no garbage collector is needed.
+        self._ticket = self._decoder = None
