@@ -6,7 +6,8 @@ gets its share bit by bit, since its caches and connections are cold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 from .engines import Engine
 
@@ -21,23 +22,23 @@ HELD_LOAD = 2.0
 
 
 def share_of(engine: Engine, now: float) -> float:
-    """Return which part of its full share a new engine gets: from 0.1, growing to 1 over 30 seconds."""
-    return min(max((now - engine.ready_since) / SLOW_START_SECONDS, LEAST_SHARE), 1.0)
+    """Return which part of its full share an engine gets: a new one 0.1, growing to 1 over 30 seconds."""
+    age = now - engine.ready_since
+    return 1.0 if age >= SLOW_START_SECONDS else max(age / SLOW_START_SECONDS, LEAST_SHARE)
 
 
-def choose(able: Sequence[Engine], last: str, load: Callable[[Engine], float], unit: float, now: float) -> Engine:
-    """Choose among `able`, of which there is at least one. `unit`: the load that the new leg brings."""
-    if len(able) == 1:
-        return able[0]
-    loads = [load(engine) for engine in able]
-    # What each would have with the new leg, as if an engine with half a share had half the strength.
-    laden = [(own + unit) / share_of(engine, now) for own, engine in zip(loads, able, strict=True)]
-    if last:
-        bound = AFFINITY_FACTOR * sum(loads) / len(loads) + 2 * unit
-        for engine, own in zip(able, laden, strict=True):
-            if engine.key == last and own <= bound:
-                return engine
-    return able[min(range(len(able)), key=laden.__getitem__)]
+def choose(able: Sequence[Engine], loads: Sequence[float], last: str, unit: float, now: float) -> Engine:
+    """Choose among `able`, of which there is at least one, by their loads. `unit`: the load that the new leg brings."""
+    bound = AFFINITY_FACTOR * sum(loads) / len(loads) + 2 * unit if last else 0.0
+    chosen, least = able[0], math.inf
+    for engine, load in zip(able, loads, strict=True):
+        # What it would have with the new leg, as if an engine with half a share had half the strength.
+        laden = (load + unit) / share_of(engine, now)
+        if engine.key == last and laden <= bound:
+            return engine
+        if laden < least:
+            chosen, least = engine, laden
+    return chosen
 
 
 def decode_load(engine: Engine, held_tokens: int) -> float:

@@ -156,61 +156,61 @@ class Fleet:
         shares[chosen.name].credit -= sum(max(revision.weight, 1) for revision in able)
         return chosen.name
 
-    def _able(
-        self, revision: str, role: Role, avoid: Collection[str], paired: Callable[[Engine], bool]
-    ) -> list[Engine]:
-        """Return the ready engines that are best to use.
+    def _able(self, ready: list[Engine], avoid: Collection[str], now: float) -> list[Engine]:
+        """Return the engines that are best to use of several ready ones.
 
-        Left out, each as long as others remain: those that failed this turn; those that rest after failures; those
-        that the turn's other engine cannot reach.
+        Left out, each as long as others remain: those that failed this turn, and those that rest after failures.
         """
-        able = self.ready(revision, role)
-        if len(able) > 1 and avoid:
-            able = [engine for engine in able if engine.key not in avoid] or able
-        if len(able) > 1:
-            now = self._clock()
-            able = [engine for engine in able if now >= engine.resting_until] or able
-        if len(able) > 1 and self.pairs:
-            able = [engine for engine in able if paired(engine)] or able
-        return able
+        if avoid:
+            ready = [engine for engine in ready if engine.key not in avoid] or ready
+        return [engine for engine in ready if now >= engine.resting_until] or ready
 
     def pick_prefill(
         self, revision: str, last: str = "", avoid: Collection[str] = (), *, tokens: int = 1, holder: str = ""
     ) -> Engine | None:
         """Pick a prefill engine by the prompt tokens that wait there, `last` being the conversation's last one.
 
-        `tokens`: about how many the prompt has. `holder`: the decode engine that it shall pull from; an engine is
-        chosen that can, and that some decode engine can read from.
+        `tokens`: about how many the prompt has. `holder`: the decode engine that it shall pull from; where pairs are
+        broken, an engine is chosen that can, and that some decode engine can read from.
         """
-
-        def paired(engine: Engine) -> bool:
-            if holder and not self.pairs.usable(engine.key, holder):
-                return False
-            return any(self.pairs.usable(engine.key, each.key) for each in self.ready(revision, Role.DECODE))
-
-        able = self._able(revision, Role.PREFILL, avoid, paired)
-        if not able:
+        ready = self._ready.get((revision, Role.PREFILL))
+        if not ready:
             return None
         now = self._clock()
-        chosen = choose(able, last, lambda engine: engine.waiting_tokens, tokens, now)
+        if len(ready) == 1:
+            chosen = ready[0]
+        else:
+            able = self._able(ready, avoid, now)
+            if self.pairs:
+                able = [engine for engine in able if self._paired(engine, holder)] or able
+            chosen = choose(able, [engine.waiting_tokens for engine in able], last, tokens, now)
         chosen.try_again(now)
         return chosen
+
+    def _paired(self, prefill: Engine, holder: str) -> bool:
+        """Tell whether a prefill engine can pull from the holder, if there is one, and be read by a decode engine."""
+        if holder and not self.pairs.usable(prefill.key, holder):
+            return False
+        return any(self.pairs.usable(prefill.key, each.key) for each in self.ready(prefill.revision, Role.DECODE))
 
     def pick_decode(
         self, revision: str, last: str = "", avoid: Collection[str] = (), *, prefill: str = ""
     ) -> Engine | None:
         """Pick a decode engine by its streams and the tokens it holds; one that can read from the engine `prefill`."""
-
-        def paired(engine: Engine) -> bool:
-            return not prefill or self.pairs.usable(prefill, engine.key)
-
-        able = self._able(revision, Role.DECODE, avoid, paired)
-        if not able:
+        ready = self._ready.get((revision, Role.DECODE))
+        if not ready:
             return None
         now = self._clock()
-        chosen = choose(able, last, lambda engine: decode_load(engine, self._held_tokens(engine.key)), 1, now)
+        if len(ready) == 1:
+            chosen = ready[0]
+        else:
+            able = self._able(ready, avoid, now)
+            if prefill and self.pairs:
+                able = [engine for engine in able if self.pairs.usable(prefill, engine.key)] or able
+            loads = [decode_load(engine, self._held_tokens(engine.key)) for engine in able]
+            chosen = choose(able, loads, last, 1, now)
         chosen.try_again(now)
-        if prefill:
+        if prefill and self.pairs:
             self.pairs.try_again(prefill, chosen.key)
         return chosen
 
