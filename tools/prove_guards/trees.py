@@ -53,6 +53,8 @@ def run_tests(tree: Path, tests: Sequence[str]) -> Result:
         "PYTHONPATH": os.pathsep.join(str(tree / folder) for folder in SOURCE_FOLDERS),
         # A mutation and its source may agree in size and second: a compiled file would be taken for the other.
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Hypothesis then knows no deadline of its own, and tries the same examples each time.
+        "CI": "true",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
     try:

@@ -147,7 +147,7 @@ def test_revisions_share_by_weight_and_conversations_stay(fixture: Fixture) -> N
     assert fixture.fleet.pick_revision("two") == "one"
 
 
-@pytest.mark.parametrize("url", ["https://a:1", "a:1", "http://", "http://a:1/v1", "http://a:99999"])
+@pytest.mark.parametrize("url", ["ftp://a:1", "a:1", "http://", "http://a:1/v1", "http://a:99999"])
 def test_urls_that_name_no_engine_are_refused(url: str) -> None:
     with pytest.raises(FleetError):
         static_endpoints([url])
