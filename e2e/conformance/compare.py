@@ -13,6 +13,9 @@ KNOWN: Final[Mapping[tuple[str, str], str]] = {
         "a late read: right on real vLLM for as long as nobody has taken the freed blocks, scrap in the simulator, "
         "so that luck hides nothing"
     ),
+    ("release by a rejected request, never met", "stock"): (
+        "an idle real prefill engine sends the notice with its next step, the simulator when they have shaken hands"
+    ),
 }
 """(check, connector) of each difference that is meant, and why it is."""
 

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pytest
 
+from .checks import is_alive
 from .report import Report
 from .simulator import Simulator
-from .turns import NoAnswerError, Turns, request
+from .turns import Turns
 from .variants import Provider, Running, Variant
 
 _BUILD: Final = Path(__file__).parents[2] / "build" / "conformance"
@@ -56,10 +57,7 @@ class Manager:
 
     @staticmethod
     def _all_alive(running: Running) -> bool:
-        try:
-            return all(request(url, "/health", seconds=5).status == 200 for url in (running.prefill, running.decode))  # noqa: PLR2004 - HTTP OK
-        except NoAnswerError:
-            return False
+        return all(map(is_alive, (running.prefill, running.decode)))
 
     def close(self) -> None:
         """End what runs."""

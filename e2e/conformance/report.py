@@ -19,7 +19,8 @@ _NOT_AS_PLAIN: Final = frozenset({"wrong", "hang", "engine dead", "500"})
 class Row:
     """One observation. `answer`: `right`, `wrong`, an HTTP status, `hang`, `engine dead`, or a count.
 
-    `tokens` and `plain`: the pair's and the plain engine's answer to the same prompt, where the check compares them.
+    `note`: what may differ from engine to engine. `tokens` and `plain`: the pair's and the plain engine's answer to the
+    same prompt, where the check compares them.
     """
 
     check: str

@@ -19,7 +19,7 @@ from .turns import NoAnswerError, request
 from .variants import ADAPTER, MODEL, Facts, Family, Running, Variant
 
 _HOST: Final = "127.0.0.1"
-_START_SECONDS: Final = 60.0
+_START_SECONDS: Final = 300.0
 _BLOCK_SIZE: Final = 32
 _WINDOW: Final = 128
 _SMALL_BLOCKS: Final = 48

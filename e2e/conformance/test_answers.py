@@ -83,7 +83,7 @@ def test_a_stock_pair_answers_wrongly_with_the_same_handle(
     following, _ = _SHAPES[shape]
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
     prompt = following(turns, turn)
-    answer, _ = judge(
+    answer, count = judge(
         report,
         turns,
         variant,
@@ -91,7 +91,7 @@ def test_a_stock_pair_answers_wrongly_with_the_same_handle(
         prompt=prompt,
         prefilled=turns.prefill(prompt, turn.handle),
     )
-    assert answer == "wrong"
+    assert (answer, count) == ("wrong", min(len(prompt), PROMPT + ANSWER - 1))
 
 
 @over(STOCK)

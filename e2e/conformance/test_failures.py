@@ -170,7 +170,7 @@ def test_decode_dies_after_they_met(turns: Turns, variant: Variant, report: Repo
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
     turns.drop(turns.prefill(turn.history + turns.words(90), turn.handle))
     turn = turns.turn(turns.words(PROMPT), most=ANSWER)
-    turns.engines.kill(Role.DECODE)
+    turns.kill(Role.DECODE)
     prompt = turn.history + turns.words(90)
     fate, prefilled = outcome(turns, prompt, turn.handle, seconds=30)
     if variant.connector is ConnectorKind.STOCK:

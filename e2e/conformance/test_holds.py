@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from duplex_connector.contract import ConnectorKind, Duplex, Metric, Params
+from duplex_connector.contract import ConnectorKind, Duplex, Metric, Params, Role
 from duplex_connector.proof import Reason
 
 from .checks import ANSWER, GUARDED, PROMPT, STOCK, connector, is_alive, over, pulled
+from .conftest import Manager
 from .report import Report
 from .turns import COMPLETIONS as _COMPLETIONS
 from .turns import NoAnswerError, Turns, blocks_used, eventually, request, samples
@@ -142,14 +144,38 @@ def test_a_lease_message_to_decode(turns: Turns, variant: Variant, report: Repor
 
 @over(STOCK, GUARDED)
 def test_a_rejected_request_at_prefill_frees_decodes_hold(turns: Turns, variant: Variant, report: Report) -> None:
-    """The release that a stock pair understands."""
+    """The release that a stock pair understands, once prefill has met decode: see the next check."""
     before = blocks_used(turns.engines.decode)
-    turn = turns.turn(turns.words(PROMPT), most=ANSWER)
-    params = {**turn.handle, Params.DO_REMOTE_PREFILL: True, Params.DO_REMOTE_DECODE: False}
-    body = turns.body(turns.words(5), 1, params, model="no-such-model")
-    assert request(turns.engines.prefill, _COMPLETIONS, body).status == 404
+    met = turns.turn(turns.words(PROMPT), most=ANSWER)
+    turns.drop(turns.prefill(met.history + turns.words(90), met.handle))
+    assert _used(turns, before) == before
+    _reject(turns, turns.turn(turns.words(PROMPT), most=ANSWER).handle)
     assert _used(turns, before) == before
     report.add("release by a rejected request at prefill", connector(variant), "freed")
+
+
+def _reject(turns: Turns, handle: dict[str, Any]) -> None:
+    params = {**handle, Params.DO_REMOTE_PREFILL: True, Params.DO_REMOTE_DECODE: False}
+    body = turns.body(turns.words(5), 1, params, model="no-such-model")
+    assert request(turns.engines.prefill, _COMPLETIONS, body).status == 404
+
+
+@over(replace(STOCK, role_is_both=False))
+def test_a_rejected_request_at_a_prefill_that_never_met_decode(
+    turns: Turns, variant: Variant, report: Report, manager: Manager
+) -> None:
+    """A real one that is idle shakes hands, and then makes no step that would send the notice: that comes later."""
+    turns.kill(Role.DECODE)
+    with Turns(manager.get(variant)) as fresh:
+        before = blocks_used(fresh.engines.decode)
+        turn = fresh.turn(fresh.words(PROMPT), most=ANSWER)
+        assert _used(fresh, before + _blocks(fresh, _HELD)) == before + _blocks(fresh, _HELD)
+        _reject(fresh, turn.handle)
+        at_once = _used(fresh, before) == before
+        request(fresh.engines.prefill, _COMPLETIONS, fresh.body(fresh.words(5), 1, None))
+        assert _used(fresh, before) == before
+    seen = "freed" if at_once else "freed by prefill's next step"
+    report.add("release by a rejected request, never met", connector(variant), seen)
 
 
 @over(GUARDED)

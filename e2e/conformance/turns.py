@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from duplex_connector.contract import LEASE_MODEL, Duplex, Metric, Params
+from duplex_connector.contract import LEASE_MODEL, Duplex, Metric, Params, Role
 
 from .variants import MODEL, Running
 
@@ -271,6 +271,12 @@ class Turns:
         """Give up a prefill leg that no decode leg follows: a rejected one frees what prefill holds."""
         body = self.body([self.engines.facts.tokens.start], 1, prefilled.params, model="no-such-model")
         request(self.engines.decode, COMPLETIONS, body)
+
+    def kill(self, role: Role) -> None:
+        """End one engine without warning, and with it what it holds."""
+        self.engines.kill(role)
+        if role is Role.DECODE:
+            self._held.clear()
 
     def aside(self, work: Callable[[], T]) -> Future[T]:
         """Run a leg beside the others."""

@@ -58,7 +58,7 @@ class Scheduler:
         kv.settle(local)
         request.local, request.external = local, loading
         if request.cached is None:
-            request.cached = min(local + loading, total - 1)
+            request.cached = local + loading
         request.pull = self._connector.admitted(request, loading) if self._connector else None
         request.status = Status.LOADING if loading else Status.RUNNING
         request.preempted = False
