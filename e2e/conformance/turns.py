@@ -226,9 +226,13 @@ class Turns:
             params[Params.DUPLEX] = {**(params.get(Params.DUPLEX) or {}), **wishes}
         wait = self.engines.facts.answer_seconds
         reply = request(self.engines.decode, COMPLETIONS, self.body(prompt, most, params, **more), seconds=wait)
-        if reply.duplex:  # of a guarded engine: a stock one knows no lease messages
-            self._held.append(str(reply.params[Params.REQUEST_ID]))
+        self.release_at_the_end(reply)
         return reply
+
+    def release_at_the_end(self, decoded: Reply) -> None:
+        """Release what this answer of decode holds when the check ends."""
+        if decoded.duplex:  # of a guarded engine: a stock one knows no lease messages
+            self._held.append(str(decoded.params[Params.REQUEST_ID]))
 
     def turn(
         self,
