@@ -32,8 +32,17 @@ class RouterService(ApiModel):
 class SessionStore(ApiModel):
     """A Valkey or Redis that router replicas share."""
 
+    model_config = with_rules(
+        Rule("has(self.url) != has(self.secretRef)", "sessionStore: give exactly one of url and secretRef"),
+        Rule(
+            "!has(self.url) || self.url.matches('^(redis|valkey)s?://[^@]+$')",
+            "sessionStore.url: must be redis[s]://host:port or valkey[s]://host:port, without a password: an address "
+            "with one belongs into a Secret, named by secretRef",
+        ),
+    )
+
     url: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Address."""
+    """Address: redis://host:port, rediss:// with TLS."""
     secret_ref: SecretKey | None = None
     """Secret with the address, where it holds a password."""
 
@@ -81,13 +90,9 @@ class Router(ApiModel):
 
     model_config = with_rules(
         Rule(
-            "self.replicas <= 1 || self.affinity == 'Header'",
-            "replicas: each replica knows only the conversations that it served: set affinity Header, with a load "
-            "balancer that sends one conversation to one replica, or keep 1",
-        ),
-        Rule(
-            "!has(self.sessionStore)",
-            "sessionStore: not acted on in this release; remove it and keep one replica, or set affinity Header",
+            "self.replicas <= 1 || has(self.sessionStore) || self.affinity == 'Header'",
+            "replicas: each replica knows only the conversations that it served: set sessionStore, or affinity Header "
+            "with a load balancer that sends one conversation to one replica, or keep 1",
         ),
     )
 

@@ -27,6 +27,7 @@ _PRE_STOP_SECONDS: Final = 5
 _SECRETS: Final = "/etc/duplex"
 _KEYS: Final = "api-keys"
 _CERTIFICATE: Final = "tls"
+_STORE: Final = "store"
 
 
 def render_router(serving: DisaggregatedServing, context: RenderContext) -> list[dict[str, Any]]:
@@ -173,6 +174,8 @@ def _secrets(serving: DisaggregatedServing) -> dict[str, str]:
         named[_KEYS] = router.auth.api_keys_secret_ref
     if router.tls is not None:
         named[_CERTIFICATE] = router.tls.secret_ref
+    if router.session_store is not None and router.session_store.secret_ref is not None:
+        named[_STORE] = router.session_store.secret_ref.name
     return named
 
 
@@ -192,6 +195,11 @@ def _options(serving: DisaggregatedServing) -> list[str]:
     if router.tls is not None:
         folder = f"{_SECRETS}/{_CERTIFICATE}"
         options += ["--tls-cert", f"{folder}/tls.crt", "--tls-key", f"{folder}/tls.key"]
+    store = router.session_store
+    if store is not None and store.secret_ref is not None:
+        options += ["--store-file", f"{_SECRETS}/{_STORE}/{store.secret_ref.key}"]
+    elif store is not None and store.url is not None:
+        options += ["--store", store.url]
     limits = router.limits
     if limits is not None and limits.max_request_bytes is not None:
         options += ["--max-body-bytes", str(limits.max_request_bytes)]

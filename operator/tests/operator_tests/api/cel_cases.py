@@ -113,7 +113,21 @@ CASES = (
     Case(
         "replicas: each replica knows", {"router": {"replicas": 2, "affinity": "Header"}}, {"router": {"replicas": 2}}
     ),
-    Case("sessionStore: not acted on", {"router": {}}, {"router": {"sessionStore": {"url": "valkey://store"}}}),
+    Case(
+        "replicas: each replica knows",
+        {"router": {"replicas": 2, "sessionStore": {"url": "valkey://store"}}},
+        {"router": {"replicas": 2, "affinity": "None"}},
+    ),
+    Case(
+        "sessionStore: give exactly one",
+        {"router": {"sessionStore": {"secretRef": {"name": "store"}}}},
+        {"router": {"sessionStore": {"url": "valkey://store", "secretRef": {"name": "store"}}}},
+    ),
+    Case(
+        "sessionStore.url: must be",
+        {"router": {"sessionStore": {"url": "rediss://store:6379/1"}}},
+        {"router": {"sessionStore": {"url": "redis://:password@store"}}},
+    ),
     Case(
         "kvTransfer.backend: UCX on EFA",
         {"kvTransfer": {"backend": "UCX", "allowSlowTransport": True}},

@@ -56,6 +56,19 @@ def test_the_router_pod_says_whom_it_serves() -> None:
     assert container["image"] == "router:1"
 
 
+def test_replicas_are_told_of_the_store_that_they_share() -> None:
+    plain = child("Deployment", router={"replicas": 2, "sessionStore": {"url": "valkey://store:6379"}})
+    (container,) = plain["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-2:] == ["--store", "valkey://store:6379"]
+    assert plain["spec"]["replicas"] == 2
+    secret = {"secretRef": {"name": "store-address", "key": "uri"}}
+    pod = child("Deployment", router={"replicas": 2, "sessionStore": secret})["spec"]["template"]["spec"]
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    assert container["args"][-2:] == ["--store-file", "/etc/duplex/store/uri"]
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/etc/duplex/store", "readOnly": True}]
+    assert volume["secret"]["secretName"] == "store-address"
+
+
 def test_settings_of_the_router_are_rendered() -> None:
     settings = {
         "router": {

@@ -81,6 +81,7 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         core.ledger.retire(source, Fate.REPLACED)
     if engine.kv_tokens is not None:
         budget = engine.kv_tokens * subject.document.policy.retention_percent // 100
+        budget //= core.shared.routers if core.shared is not None else 1
         core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)
     core.keeper.flush()
     if subject.request.session:

@@ -59,6 +59,11 @@ class SharedLedger(Protocol):
         """Let nobody find these any more; `free` is called with those that nobody reads, as soon as that is sure."""
         ...
 
+    @property
+    def routers(self) -> int:
+        """How many routers share it, this one included: each may use an equal part of the budget."""
+        ...
+
     def view(self) -> SharedView:
         """Return what is to be seen of it now."""
         ...
