@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex_router.http.settings import ServerSettings
-from duplex_router.http.upstream import IDLE_SECONDS
+from duplex_router.http.upstream import IDLE_SECONDS, UpstreamExchange
 from duplex_router.turn.core import LegSettings
+from duplex_router.turn.decode import DecodeLeg
+from duplex_router.turn.turn import Turn
 
 from .raw_site import (
     OK_CHAT,
@@ -325,3 +328,17 @@ def test_any_split_of_an_exchange_gives_the_same_answer(tmp_path: Path, data: st
     assert b"remote_request_id" not in first + second
     assert parts(second)[0] == 200
     assert json.loads(parts(second)[2])["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_a_finished_turn_needs_no_garbage_collector(tmp_path: Path) -> None:
+    async with site(tmp_path) as under_test:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                await under_test.exchange(post({**OK_CHAT, "stream": True}))
+            await asyncio.sleep(0.05)
+            left = [each for each in gc.get_objects() if isinstance(each, Turn | DecodeLeg | UpstreamExchange)]
+        finally:
+            gc.enable()
+        assert left == []

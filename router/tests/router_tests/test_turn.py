@@ -1,14 +1,11 @@
 """A turn, leg by leg, with every way in which a leg can end; and after each, who owns the hold."""
 
-import gc
 import json
 from typing import Any
 
 import pytest
 
-from duplex_router.turn.decode import DecodeLeg
 from duplex_router.turn.legs import Failure
-from duplex_router.turn.turn import Turn
 from duplex_router.wire.body import BodyReader
 
 from .handles import handle_fields
@@ -385,15 +382,3 @@ def test_what_the_client_gets_is_what_the_engine_said(stage: Stage) -> None:
     events: list[Any] = [json.loads(line[6:]) for line in payload(client.body).split(b"\n\n") if b"{" in line]
     assert [event["choices"][0]["delta"]["content"] for event in events] == ["Hi there.", ""]
     assert all(event["kv_transfer_params"] is None for event in events)
-
-
-def test_a_finished_turn_needs_no_garbage_collector() -> None:
-    stage = Stage()
-    gc.collect()
-    gc.disable()
-    try:
-        stage.whole_turn(FIRST)
-        stage.transport.calls.clear()
-        assert [each for each in gc.get_objects() if isinstance(each, Turn | DecodeLeg)] == []
-    finally:
-        gc.enable()
