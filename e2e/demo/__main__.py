@@ -14,7 +14,7 @@ from rich.console import Console
 from duplex_lab.cluster import Cluster, open_cluster
 from harness.conversation import Script, Turn
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
-from harness.reference import start_reference
+from harness.reference import await_reference, start_reference
 from harness.serving import NotReadyError, Serving, merged, read_manifest, served_name
 from harness.talk import ConversationFailedError, talk
 
@@ -23,6 +23,7 @@ from .report import Report, Row, print_table, rows
 
 REPORT = ROOT / "build/demo/report.json"
 NAMESPACE = "default"
+REFERENCE = "reference"
 LIVE_EDIT_SECONDS = 2.0
 
 
@@ -58,9 +59,10 @@ class Demo:
         if additions:
             self.say("  with the lab's additions to spec.prefill|decode.podTemplate (engine environment by hostPath)")
         self.serving.apply(merged(self.manifest, additions))
-        self.serving.wait_ready(seconds=self.plan.ready_seconds, say=self.say)
         self.say("one plain engine beside it, to compare answers with")
-        self.plain_url = start_reference(self.serving, "reference", seconds=self.plan.ready_seconds)
+        self.plain_url = start_reference(self.serving, REFERENCE, seconds=self.plan.ready_seconds)
+        self.serving.wait_ready(seconds=self.plan.ready_seconds, say=self.say)
+        await_reference(self.serving, REFERENCE, seconds=self.plan.ready_seconds)
         self.console.print(self.serving.kubectl("get", "dsv", self.serving.name), highlight=False)
 
     def script(self, url: str, nonce: str, turns: int) -> Script:

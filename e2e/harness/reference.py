@@ -57,9 +57,18 @@ def reference_manifest(pod: dict[str, Any], name: str, namespace: str) -> list[d
 
 
 def start_reference(serving: Serving, name: str, *, seconds: float) -> str:
-    """Start one plain engine beside a serving, wait until it is ready, and return its URL inside the cluster."""
-    pod = serving.list("pods", role="decode")[0]
+    """Start one plain engine beside a serving as soon as that has a decode pod; return its URL inside the cluster.
+
+    `await_reference` says when it is ready: it may start together with the serving's engines.
+    """
+    pod = serving.wait(
+        lambda: next(iter(serving.list("pods", role="decode")), None), seconds=seconds, what="decode pod"
+    )
     items = reference_manifest(pod, name, serving.namespace)
     serving.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    serving.kubectl("rollout", "status", f"deployment/{name}", f"--timeout={seconds:.0f}s")
     return f"http://{name}.{serving.namespace}.svc.cluster.local:8000"
+
+
+def await_reference(serving: Serving, name: str, *, seconds: float) -> None:
+    """Return when the plain engine is ready; raises LabError when it is not in time."""
+    serving.kubectl("rollout", "status", f"deployment/{name}", f"--timeout={seconds:.0f}s")

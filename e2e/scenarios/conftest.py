@@ -13,7 +13,7 @@ import pytest
 from duplex_lab.cluster import Cluster, open_cluster
 from harness.conversation import Script, Turn
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
-from harness.reference import start_reference
+from harness.reference import await_reference, start_reference
 from harness.serving import Serving, merged, read_manifest, served_name
 from harness.talk import talk
 
@@ -116,6 +116,8 @@ def talker(cluster: Cluster) -> Callable[[Serving], Talker]:
     """Give a function that makes a Talker for a serving, with its plain engine running."""
 
     def make(serving: Serving) -> Talker:
-        return Talker(cluster, serving, start_reference(serving, "plain", seconds=READY_SECONDS))
+        url = start_reference(serving, "plain", seconds=READY_SECONDS)
+        await_reference(serving, "plain", seconds=READY_SECONDS)
+        return Talker(cluster, serving, url)
 
     return make
