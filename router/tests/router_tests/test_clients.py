@@ -85,7 +85,7 @@ BASE: dict[str, Any] = {"max_tokens": 24, "temperature": 0}
 CHAT_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 7},
-    "several choices": {"n": 2},
+    "several choices": {"n": 2, "temperature": 1},
     "log-probabilities": {"logprobs": True, "top_logprobs": 3},
     "stop": {"stop": ["the", "cache"], "max_tokens": 200},
     "a tool is forced": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200},
@@ -121,13 +121,13 @@ async def test_completions_options(clients: Clients, plain: Clients, stream: boo
     for options in (
         {"prompt": text},
         {"prompt": text, "logprobs": 2, "max_tokens": 5},
-        {"prompt": text, "n": 2},
+        {"prompt": text, "n": 2, "temperature": 1},
         {"prompt": [text, text + "more"], "max_tokens": 5},
         {"prompt": list(range(300, 340)), "stop": ["e"]},
     ):
         answers = []
         for each in (clients, plain):
-            answer = await each.openai.completions.create(model=MODEL, stream=stream, temperature=0, **options)
+            answer = await each.openai.completions.create(model=MODEL, stream=stream, **{"temperature": 0, **options})
             found = [chunk async for chunk in answer] if stream else [answer]
             answers.append(sorted([json.dumps(without_chance(part.model_dump())) for part in found]))
         assert answers[0] == answers[1], options

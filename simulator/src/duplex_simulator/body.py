@@ -171,6 +171,8 @@ def _check_supported(body: Mapping[str, Any]) -> None:
     for key in _REFUSED:
         if body.get(key) not in (None, False):
             raise ApiError(f"{key} is not simulated: leave it out", param=key)
+    if (_number(body, "n", 1) or 1) > 1 and body.get("temperature") == 0:
+        raise ApiError(f"n must be 1 when using greedy sampling, got {body['n']}.")
     params = body.get(Params.FIELD)
     if params is not None and not isinstance(params, dict):
         raise ApiError("kv_transfer_params must be an object", param=Params.FIELD)

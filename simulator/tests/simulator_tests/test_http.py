@@ -133,6 +133,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
         (CHAT, {"messages": MESSAGES, "use_beam_search": True}, 400, "not simulated"),
         (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, 400, "logprobs"),
+        (CHAT, {"messages": MESSAGES, "n": 2, "temperature": 0}, 400, "greedy"),
         (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, 400, "stream=True"),
         (CHAT, {"messages": MESSAGES, "cache_salt": ""}, 400, "cache_salt"),
         (CHAT, {"messages": MESSAGES, "min_tokens": 5, "max_tokens": 1}, 400, "min_tokens"),
