@@ -75,6 +75,19 @@ class SimulatedEngine:
         wait_ready([self])
 
 
+def transfer_settings(kind: ConnectorKind, ttl: int = 480) -> TransferSettings:
+    return TransferSettings(
+        connector=kind,
+        backend=Backend.UCX,
+        buffer_device="cpu",
+        role_is_both=True,
+        lease_seconds=30,
+        bidirectional=True,
+        ttl_seconds=ttl,
+        threshold_tokens=64,
+    )
+
+
 def launch(
     role: Role | None, kind: ConnectorKind = ConnectorKind.GUARDED, *flags: str, ttl: int = 480
 ) -> SimulatedEngine:
@@ -83,17 +96,7 @@ def launch(
     command = [sys.executable, "-m", "duplex_simulator", "serve", MODEL, "--port", str(port)]
     command += ["--enable-prompt-tokens-details", *flags]
     if role is not None:
-        transfer = TransferSettings(
-            connector=kind,
-            backend=Backend.UCX,
-            buffer_device="cpu",
-            role_is_both=True,
-            lease_seconds=30,
-            bidirectional=True,
-            ttl_seconds=ttl,
-            threshold_tokens=64,
-        )
-        command += ["--kv-transfer-config", kv_transfer_argument(role, transfer)]
+        command += ["--kv-transfer-config", kv_transfer_argument(role, transfer_settings(kind, ttl))]
     env = {**os.environ, Env.SIDE_CHANNEL_HOST: "127.0.0.1", Env.SIDE_CHANNEL_PORT: str(side)}
 
     def start() -> subprocess.Popen[bytes]:

@@ -67,11 +67,14 @@ def test_slack_is_what_differs_at_a_prompts_end(prompts: list[list[int]], slack:
     assert slack_of(prompts) == slack
 
 
-def test_the_probes_prompts_are_those_that_a_model_was_asked() -> None:
-    for shape in (*PLAIN_SHAPES, *TOOL_SHAPES):
-        prompts = prompts_of(shape)
+def test_the_probes_prompts_are_those_that_a_model_may_be_asked() -> None:
+    for shape in PLAIN_SHAPES:
+        prompts = prompts_of(shape, tools=False)
         assert len(prompts) >= 2
-        assert all(prompt[-1]["role"] in {"user", "tool"} for prompt in prompts)
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+    for shape in TOOL_SHAPES:
+        prompts = prompts_of(shape, tools=True)
+        assert {prompt[-1]["role"] for prompt in prompts} >= {"user", "tool", "assistant"}
 
 
 def test_explanations_are_bounded() -> None:

@@ -42,6 +42,7 @@ _REJECTIONS: Final = {
     "useless": Reason.STALE_HANDLES,
     "pull-failed": Reason.STALE_HANDLES,
     "preempted": Reason.STALE_HANDLES,
+    "over-budget": Reason.BUDGET_EXCEEDED,
     "below-threshold": Reason.BELOW_THRESHOLD,
 }
 """Why routers and engines say that a turn was not reused, and the condition's reason for each."""

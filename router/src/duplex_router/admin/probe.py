@@ -70,10 +70,13 @@ TOOL_SHAPES: list[Messages] = [
 """Conversations; every part of one that a model would be asked to answer is a prompt of an earlier turn."""
 
 
-def prompts_of(conversation: Messages) -> list[Messages]:
-    """Return the prompts of a conversation's turns: what stands before each reply, and the whole."""
-    cuts = [index for index, message in enumerate(conversation) if message["role"] == "assistant"]
-    return [conversation[:cut] for cut in [*cuts, len(conversation)]]
+def prompts_of(conversation: Messages, *, tools: bool) -> list[Messages]:
+    """Return the prompts of a conversation's turns: all that ends with the user, and with tools all beginnings.
+
+    The first are the prompts of plain conversations, the second those of any other.
+    """
+    ends = [index + 1 for index, message in enumerate(conversation) if tools or message["role"] == "user"]
+    return [conversation[:end] for end in ends]
 
 
 def slack_of(prompts: list[list[int]]) -> int | None:
@@ -89,28 +92,40 @@ def slack_of(prompts: list[list[int]]) -> int | None:
     return slack if slack <= MAX_SLACK_TOKENS else None
 
 
+class UnansweredError(Exception):
+    """An engine did not say how it renders a prompt: it may another time."""
+
+
 class TemplateProbe:
-    """Probes each revision of stock engines once."""
+    """Probes each revision of stock engines, once for each combination of template arguments that clients use."""
 
     def __init__(self, state: AdminState) -> None:
         self._state = state
 
-    async def once(self, document: FleetDocument, revision: str) -> None:
-        """Probe a revision through one of its prefill engines."""
+    async def once(self, document: FleetDocument, revision: str, arguments: bytes) -> None:
+        """Probe a revision through one of its prefill engines; what is not answered is asked again another time."""
         core = self._state.core
         engine = next(iter(core.fleet.ready(revision, Role.PREFILL)), None)
         if engine is None:
             return
-        for tools, shapes in ((False, PLAIN_SHAPES), (True, TOOL_SHAPES)):
-            slack = await self._slack(engine, document.model.name, shapes, tools=tools)
-            core.templates.learn(revision, tools=tools, slack=slack)
+        for tools, shapes in ((False, PLAIN_SHAPES), (True, [*PLAIN_SHAPES, *TOOL_SHAPES])):
+            fields = {**msgspec.json.decode(arguments), "model": document.model.name}
+            try:
+                slack = await self._slack(engine, {**fields, "tools": _TOOLS} if tools else fields, shapes, tools=tools)
+            except UnansweredError:
+                log.warning("revision %s: the chat template could not be probed; it will be tried again", revision)
+                return
+            core.templates.learn(revision, tools=tools, slack=slack, arguments=arguments)
             found = "not prefix-stable: no reuse" if slack is None else f"prefix-stable but for {slack} tokens"
-            log.info("revision %s, chat template %s tools: %s", revision, "with" if tools else "without", found)
+            what = "with" if tools else "without"
+            log.info("revision %s, chat template %s tools, by %s: %s", revision, what, arguments.decode(), found)
 
-    async def _slack(self, engine: Engine, model: str, shapes: list[Messages], *, tools: bool) -> int | None:
+    async def _slack(
+        self, engine: Engine, fields: dict[str, Any], shapes: list[Messages], *, tools: bool
+    ) -> int | None:
         worst = 0
         for shape in shapes:
-            prompts = [await self._tokens(engine, model, prompt, tools=tools) for prompt in prompts_of(shape)]
+            prompts = [await self._tokens(engine, fields, prompt) for prompt in prompts_of(shape, tools=tools)]
             known = [prompt for prompt in prompts if prompt is not None]
             slack = slack_of(known) if len(known) == len(prompts) else None
             if slack is None:
@@ -118,12 +133,13 @@ class TemplateProbe:
             worst = max(worst, slack)
         return worst
 
-    async def _tokens(self, engine: Engine, model: str, messages: Messages, *, tools: bool) -> list[int] | None:
-        fields: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": True}
-        if tools:
-            fields["tools"] = _TOOLS
-        answer = await ask(self._state.core.transport, engine, b"/tokenize", msgspec.json.encode(fields))
-        if not isinstance(answer, Answer) or answer.status != HTTPStatus.OK:
+    async def _tokens(self, engine: Engine, fields: dict[str, Any], messages: Messages) -> list[int] | None:
+        """Return a prompt's tokens; None where the engine refuses to render it."""
+        body = msgspec.json.encode({**fields, "messages": messages, "add_generation_prompt": True})
+        answer = await ask(self._state.core.transport, engine, b"/tokenize", body)
+        if not isinstance(answer, Answer) or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise UnansweredError
+        if answer.status != HTTPStatus.OK:
             return None
         try:
             return list(msgspec.json.decode(answer.body, type=dict[str, Any])["tokens"])
@@ -137,6 +153,7 @@ class TemplateProbe:
             document = core.fleet.document
             if document is not None and document.model.connector is ConnectorKind.STOCK:
                 for revision in document.revisions:
-                    if not core.templates.probed(revision.name) and core.fleet.complete(revision.name):
-                        await self.once(document, revision.name)
+                    if core.fleet.complete(revision.name):
+                        for arguments in core.templates.wanted(revision.name):
+                            await self.once(document, revision.name, arguments)
             await asyncio.sleep(POLL_SECONDS)

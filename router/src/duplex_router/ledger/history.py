@@ -20,12 +20,14 @@ class History(Protocol):
     """One request's content. `marks`: the chain's; `whole` and `length` name all of it.
 
     `shape`: digest of everything that may decide the prompt besides its content, to prefer among equal matches.
+    `plain`: known to be nothing but texts of system, user and assistant, the last of them the user's.
     """
 
     marks: list[bytes]
     whole: bytes
     length: int
     shape: bytes
+    plain: bool
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """Tell whether the first `length` of this history are all of the history that `whole` and `length` name."""
@@ -54,7 +56,7 @@ class Conversation:
     `prelude`: what a template renders before all of them. `form`: the parts that an engine's reply comes back as.
     """
 
-    __slots__ = ("_chain", "_ends", "_form", "length", "marks", "shape", "whole")
+    __slots__ = ("_chain", "_ends", "_form", "length", "marks", "plain", "shape", "whole")
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ class Conversation:
         seed: bytes,
         shape: bytes,
         form: Callable[[Reply], list[bytes]],
+        *,
+        plain: bool,
     ) -> None:
         chain = Chain(seed)
         for part in prelude:
@@ -74,6 +78,7 @@ class Conversation:
             chain.close()
             ends.append(len(chain.marks))
         self._chain, self._ends, self._form = chain, ends, form
+        self.plain = plain
         self.shape = shape
         self.marks = chain.marks
         self.whole = chain.digest()
@@ -107,10 +112,11 @@ class Conversation:
 class PlainPrompt:
     """A history of text or of token ids; `length` in bytes or tokens."""
 
-    __slots__ = ("_chain", "_data", "_unit", "length", "marks", "shape", "whole")
+    __slots__ = ("_chain", "_data", "_unit", "length", "marks", "plain", "shape", "whole")
 
     def __init__(self, data: bytes, seed: bytes, shape: bytes, *, unit: int) -> None:
         self._data, self._unit = data, unit
+        self.plain = True
         self._chain = Chain(seed)
         self._chain.add(data)
         self.shape = shape

@@ -21,7 +21,7 @@ from duplex_router.wire.fields import Fields
 from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
 
-from .canonical import canonical_json, message_bytes, reply_message, utf8
+from .canonical import canonical_json, is_plain, message_bytes, reply_message, utf8
 from .history import ID_BYTES, Conversation, History, PlainPrompt
 from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
 
@@ -137,7 +137,9 @@ def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bo
         messages = _decode_messages(raw)
     form, reply_form = _FORMS[request.endpoint]
     parts = [part for part in (form(message, exact=not proved) for message in messages) if part]
-    return Conversation(_prelude(request) if proved else [], parts, seed, shape, reply_form)
+    if proved:
+        return Conversation(_prelude(request), parts, seed, shape, reply_form, plain=False)
+    return Conversation([], parts, seed, shape, reply_form, plain=is_plain(parts))
 
 
 def _value(request: Inference, name: str) -> object:

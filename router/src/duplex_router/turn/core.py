@@ -16,9 +16,10 @@ from .admission import Admission, QueueSettings
 from .counters import Counters
 from .keeper import Keeper
 from .legs import Transport
-from .offer import Offers, Templates
+from .offer import Offers
 from .record import Explanations, TurnRecord
 from .shared import SharedLedger
+from .templates import Templates
 
 JSON_TYPE = (b"content-type", b"application/json")
 MAX_SESSIONS = 65536

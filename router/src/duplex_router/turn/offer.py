@@ -11,7 +11,9 @@ from duplex_router.fleet.fleet import Fleet
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
-from duplex_router.wire.inference import Endpoint, Inference
+from duplex_router.wire.inference import Inference
+
+from .templates import Templates
 
 
 class Rejection(StrEnum):
@@ -51,32 +53,6 @@ class Offer:
     reason: str = ""
 
 
-class Templates:
-    """What a probe found of chat templates: how many tokens at a prompt's end render differently later.
-
-    Only stock engines need it. None: not probed, or not prefix-stable.
-    """
-
-    def __init__(self) -> None:
-        self._slack: dict[tuple[str, bool], int | None] = {}
-
-    def learn(self, revision: str, *, tools: bool, slack: int | None) -> None:
-        """Take a probe's result for requests with or without tools."""
-        self._slack[revision, tools] = slack
-
-    def probed(self, revision: str) -> bool:
-        """Tell whether a revision has been probed."""
-        return (revision, False) in self._slack
-
-    def slack(self, revision: str, request: Inference) -> int | None:
-        """Return the slack for a request; a plain prompt has no template."""
-        if request.endpoint is Endpoint.COMPLETIONS:
-            return 0
-        if request.endpoint is not Endpoint.CHAT:
-            return None  # vLLM turns these into chat messages by rules of its own, which no probe has seen
-        return self._slack.get((revision, "tools" in request.fields))
-
-
 class Offers:
     """Finds what to offer."""
 
@@ -113,7 +89,7 @@ class Offers:
         entry = match.entry
         if entry is None:
             return Offer(reason=match.reason)
-        slack = self._templates.slack(entry.revision, request)
+        slack = self._templates.slack(entry.revision, request, history)
         if slack is None:
             return Offer(entry, match.depth, reason=Rejection.UNSTABLE_TEMPLATE)
         boundary = unproved_tokens(self._ledger, match, history)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
+from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.ledger.returns import Kind
 from duplex_router.wire.errors import WireError
@@ -86,6 +87,14 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     core.keeper.flush()
     if subject.request.session:
         core.sessions.set(subject.request.session, finished.prefill, engine.key)
+
+
+def _boundary(core: Core, subject: Subject, history: History, finished: FinishedTurn) -> tuple[tuple[int, int], ...]:
+    """Return how many tokens of the prompt's end may be trusted unproved, where a probe has found the template so."""
+    if subject.guarded:
+        return ()
+    slack = core.templates.slack(finished.revision, subject.request, history)
+    return history.boundary(max(finished.prompt_tokens - slack, 0)) if slack is not None else ()
 
 
 def _kind(observer: Observer, source: Entry | None) -> Kind:
