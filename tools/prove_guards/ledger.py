@@ -94,6 +94,14 @@ MUTATIONS = (
     ),
     Mutation(
         "no release under a pull",
+        "a stock hold is released under a leg that was cut off",
+        _OFFERING,
+        "        if cut_off:\n",
+        "        if False:\n",
+        f"{_TESTS}/test_stock_turn.py::test_a_stock_handle_is_burnt_by_a_client_that_leaves",
+    ),
+    Mutation(
+        "no release under a pull",
         "a hold that was released meanwhile is offered",
         _OFFERING,
         "            if not core.ledger.start_pull(source):\n",

@@ -34,11 +34,14 @@ def test_a_stock_handle_is_trimmed_and_used_once(stock: Stage) -> None:
     assert stock.transport.take().params["remote_block_ids"] is None
 
 
-@pytest.mark.parametrize("failure", [Failure.LOST, Failure.UNREACHABLE])
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.TIMEOUT, Failure.UNREACHABLE])
 def test_a_stock_handle_is_burnt_by_a_failure_and_its_hold_released(stock: Stage, failure: Failure) -> None:
     stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
     stock.begin(SECOND)
     stock.transport.take().fail(failure)
+    if failure is not Failure.UNREACHABLE:
+        assert released(stock) == [], "the engine that was cut off may still read"
+        stock.run_later()
     assert released(stock) == ["hold-1"]
     assert stock.transport.take().params["remote_block_ids"] is None
 
@@ -48,6 +51,8 @@ def test_a_stock_handle_is_burnt_by_a_client_that_leaves(stock: Stage) -> None:
     turn, _ = stock.begin(SECOND)
     stock.transport.take()
     turn.client_gone()
+    assert released(stock) == [], "the engine may still read"
+    stock.run_later()
     assert released(stock) == ["hold-1"]
 
 

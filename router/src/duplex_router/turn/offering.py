@@ -106,17 +106,25 @@ class Offering:
         core.fleet.pairs.try_again(engine.key, source.engine)
         return self.offer.params
 
-    def withdraw(self, reason: Rejection) -> None:
+    def withdraw(self, reason: Rejection, *, cut_off: bool = False) -> None:
         """Offer it no more in this turn; a stock engine's, which left the ledger when it was offered, is released."""
-        self.give_up()
+        self.give_up(cut_off=cut_off)
         self.live = False
         self.offer.params, self.offer.reason = None, reason
         self.outcome = outcome_of(self.offer, None, offered=False)
 
-    def give_up(self) -> None:
-        """See that a stock engine's handle leaves no hold behind once it was given away for nothing."""
-        if self.live and self.offer.source is not None and not self._subject.guarded:
-            self._core.keeper.release_spent(self.offer.source)
+    def give_up(self, *, cut_off: bool = False) -> None:
+        """See that a stock engine's handle leaves no hold behind once it was given away for nothing.
+
+        `cut_off`: the leg that carried it was, so that its engine may still read for a moment.
+        """
+        source, core = self.offer.source, self._core
+        if not self.live or source is None or self._subject.guarded:
+            return
+        if cut_off:
+            core.later(core.settings.pull_grace_seconds, lambda: core.keeper.release_spent(source))
+        else:
+            core.keeper.release_spent(source)
 
     def spent(self) -> None:
         """Say that the handle has been read, and that the turn is done again: a stock engine's was for one read."""
@@ -173,4 +181,5 @@ class Offering:
         """
         innocent = result in (Failure.LOST, Failure.UNREACHABLE, Failure.BROKEN)
         if self.live and not (self._subject.guarded and innocent and elsewhere):
-            self.withdraw(Rejection.PREFILL_FAILED)
+            seen = isinstance(result, Failure) and result is not Failure.UNREACHABLE
+            self.withdraw(Rejection.PREFILL_FAILED, cut_off=seen)

@@ -336,7 +336,7 @@ class Turn:
         elif self._phase is Phase.PREFILL:
             self._abort_leg()
             self._offering.pull_ended(surely=False)
-            self._offering.give_up()
+            self._offering.give_up(cut_off=True)
             self._finish(499)
         elif self._phase is Phase.DECODE and self._exchange is not None and not self._exchange.sent:
             self._abort_leg()
