@@ -198,3 +198,16 @@ def least_valuable_first(ledger: Ledger) -> None:
 def test_on_a_mixed_load_it_saves_more_tokens_than_taking_the_oldest() -> None:
     oldest, least = saved_by(oldest_first, 1), saved_by(least_valuable_first, 1)
     assert least > 1.15 * oldest, f"oldest first saves {oldest} tokens, least valuable first {least}"
+
+
+def test_holds_that_are_gone_take_no_memory(worths: Worths) -> None:
+    holds = filled(worths, ("stays", b"t", 10, 1.0))
+    for number in range(1000):
+        name = f"hold-{number}"
+        worths.of[name] = 2.0
+        holds.add(name, b"t", 10, 0.0)
+        holds.changed("stays", 0.0)
+        holds.remove(name)
+    (ranking,) = holds._tenants.values()
+    assert max(len(ranking._heap), len(ranking._due)) < 100
+    assert holds.first_to_go(5, 0.0, spared=nobody) == "stays"

@@ -16,6 +16,9 @@ Worth = Callable[[T], tuple[float, float]]
 """Returns what a hold is worth for each token that it takes, and for how many seconds that lasts."""
 
 
+SPARE_PLACES = 64
+
+
 class _Ranking(Generic[T]):
     """One tenant's holds on one engine, the least worth first."""
 
@@ -30,6 +33,14 @@ class _Ranking(Generic[T]):
         self._current[hold] = number
         heapq.heappush(self._heap, (worth[0], number, hold))
         heapq.heappush(self._due, (now + worth[1], number, hold))
+        if max(len(self._heap), len(self._due)) > 2 * len(self._current) + SPARE_PLACES:
+            self._forget_old_places()
+
+    def _forget_old_places(self) -> None:
+        """Drop what would only be passed over: it keeps holds in memory that are long gone."""
+        for heap in (self._heap, self._due):
+            heap[:] = [place for place in heap if self._current.get(place[2]) == place[1]]
+            heapq.heapify(heap)
 
     def remove(self, hold: T) -> None:
         """Take a hold out; its places in the heaps are passed over later."""
