@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation(
         "content match on stock",
         "what no probe has seen counts as stable",
-        f"{_TURN}/offer.py",
+        f"{_TURN}/templates.py",
         "        if request.endpoint is not Endpoint.CHAT:\n",
         "        if False:\n",
         f"{_TESTS}/test_endpoints.py::test_stock_engines_reuse_nothing_of_what_no_probe_has_seen",
