@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
-from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.ledger.returns import Kind
 from duplex_router.wire.errors import WireError
@@ -51,7 +50,6 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         core.keeper.release_unowned(handle, engine.key, finished.revision)
         return
     source, now = offer.source, core.clock()
-    known = source.tokens_known if source is not None else ()
     entry = Entry(
         handle=handle,
         engine=engine.key,
@@ -68,12 +66,7 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         kind=_kind(finished.observer, source),
         saves=source.saves if source is not None else 1.0,
         margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
-        # Each depth once: a prompt that is sent again and again adds nothing.
-        tokens_known=tuple(
-            dict(
-                [*[each for each in known if each[0] <= offer.depth], *history.boundary(finished.prompt_tokens)]
-            ).items()
-        ),
+        tokens_known=_tokens_known(core, subject, offer, finished),
     )
     core.ledger.add(entry)
     if core.shared is not None:
@@ -89,12 +82,20 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         core.sessions.set(subject.request.session, finished.prefill, engine.key)
 
 
-def _boundary(core: Core, subject: Subject, history: History, finished: FinishedTurn) -> tuple[tuple[int, int], ...]:
-    """Return how many tokens of the prompt's end may be trusted unproved, where a probe has found the template so."""
-    if subject.guarded:
+def _tokens_known(core: Core, subject: Subject, offer: Offer, finished: FinishedTurn) -> tuple[tuple[int, int], ...]:
+    """Return up to which depths the hold's tokens are known: at its prompt's end, and at the end of those before it.
+
+    None at all where no probe has found this turn's prompt to stay as it is: a later one that is stable by itself may
+    follow it, and render what they share otherwise. Each depth once: a prompt that is sent again adds nothing.
+    """
+    history, source = subject.history, offer.source
+    if subject.guarded or history is None:
         return ()
-    slack = core.templates.slack(finished.revision, subject.request, history)
-    return history.boundary(max(finished.prompt_tokens - slack, 0)) if slack is not None else ()
+    if core.templates.slack(finished.revision, subject.request, history) is None:
+        return ()
+    ours = source is not None and source.revision == finished.revision
+    before = [each for each in source.tokens_known if each[0] <= offer.depth] if source is not None and ours else []
+    return tuple(dict([*before, *history.boundary(finished.prompt_tokens)]).items())
 
 
 def _kind(observer: Observer, source: Entry | None) -> Kind:
