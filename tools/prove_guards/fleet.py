@@ -53,6 +53,14 @@ MUTATIONS = (
     ),
     Mutation(
         "circuit breaker",
+        "the rest of what fails for days has no bound before it is cut",
+        f"{_FLEET}/engines.py",
+        "2.0 ** min(times, _MOST_DOUBLINGS)",
+        "2.0**times",
+        f"{_CHOICE}::test_what_has_failed_for_days_rests_as_long_as_before",
+    ),
+    Mutation(
+        "circuit breaker",
         "all try a rested engine at once",
         f"{_FLEET}/engines.py",
         "        if self.failures:\n            self.resting_until = now + TRIAL_SECONDS\n",

@@ -9,6 +9,7 @@ _CANONICAL = "router/src/duplex_router/ledger/canonical.py"
 _READING = "router/src/duplex_router/ledger/reading.py"
 _OFFER = "router/src/duplex_router/turn/offer.py"
 _OFFERING = "router/src/duplex_router/turn/offering.py"
+_RETENTION = "router/src/duplex_router/turn/retention.py"
 _TESTS = "router/tests/router_tests"
 
 MUTATIONS = (
@@ -51,6 +52,14 @@ MUTATIONS = (
         "        if slack is None:\n            return Offer(entry, match.depth, reason=Rejection.UNSTABLE_TEMPLATE)\n",
         "        slack = slack or 0\n",
         f"{_TESTS}/test_stock_turn.py::test_a_stock_engine_with_an_unprobed_template_gets_no_handle",
+    ),
+    Mutation(
+        "content match on stock",
+        "the end of a prompt counts as known though its turn may render otherwise later",
+        _RETENTION,
+        "    if core.templates.slack(finished.revision, subject.request, history) is None:\n        return ()\n",
+        "",
+        f"{_TESTS}/test_stock_templates.py::test_a_reply_sent_last_keeps_its_thought_until_a_user_speaks",
     ),
     Mutation(
         "single use on stock",

@@ -126,6 +126,15 @@ def test_an_engine_that_failed_rests_longer_each_time_unless_it_is_the_only_one(
     assert decode(fixture) == "d1"
 
 
+def test_what_has_failed_for_days_rests_as_long_as_before(fixture: Fixture) -> None:
+    engine = fixture.fleet.engines["d1"]
+    for _ in range(3000):
+        engine.failed(fixture.clock())
+        fixture.fleet.pairs.failed("p1", "d1", Way.PULL)
+    assert engine.resting_until == fixture.clock() + 16
+    assert [pair.resting_until for pair in fixture.fleet.pairs.broken()] == [fixture.clock() + LONGEST_REST_SECONDS]
+
+
 def test_a_rested_engine_is_tried_by_one_leg_until_that_went_well(fixture: Fixture) -> None:
     first = fixture.fleet.engines["d1"]
     fixture.fleet.engines["d2"].legs = 5

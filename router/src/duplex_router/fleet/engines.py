@@ -19,6 +19,13 @@ TRIAL_SECONDS = 5.0
 PARTNERS_THAT_CONDEMN = 2
 """With so many partners an engine must have failed, and worked with none since, before it is blamed itself."""
 
+_MOST_DOUBLINGS = 32
+
+
+def doubled(first: float, times: int, longest: float) -> float:
+    """Return how many seconds to rest after doubling `first` so many times; an engine may be down for days."""
+    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), longest)
+
 
 @functools.lru_cache(maxsize=4096)
 def _address(host: str, port: int) -> bytes:
@@ -82,7 +89,7 @@ class Engine:
     def failed(self, now: float) -> None:
         """Count a failure of the engine itself: it rests for a second, longer with each further one."""
         self.failures += 1
-        self.resting_until = now + min(2.0 ** (self.failures - 1), LONGEST_REST_SECONDS)
+        self.resting_until = now + doubled(1.0, self.failures - 1, LONGEST_REST_SECONDS)
 
     def try_again(self, now: float) -> None:
         """Say that a leg goes to it: if it has rested after failures, that leg is its trial, and others wait for it.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from .engines import TRIAL_SECONDS
+from .engines import TRIAL_SECONDS, doubled
 
 BROKEN_AFTER = 2
 """Failures in a row, in one direction: one alone may be a hold that had just ended."""
@@ -60,7 +60,7 @@ class Pairs:
         pair.failures[way] += 1
         beyond = pair.failures[way] - BROKEN_AFTER
         if beyond >= 0:
-            pair.resting_until = now + min(FIRST_REST_SECONDS * 2.0**beyond, LONGEST_REST_SECONDS)
+            pair.resting_until = now + doubled(FIRST_REST_SECONDS, beyond, LONGEST_REST_SECONDS)
 
     def worked(self, prefill: str, decode: str, way: Way) -> None:
         """Count a transfer that went well: it says nothing of the other way."""
