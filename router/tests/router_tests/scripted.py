@@ -93,6 +93,9 @@ class Call:
         last = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
         self.event({"choices": [last], "kv_transfer_params": handle_fields(**handle)})
 
+    def say_done(self) -> None:
+        self.receiver.received(chunk(b"data: [DONE]\n\n"))
+
     def end(self) -> None:
         self.receiver.received(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
 

@@ -39,7 +39,7 @@ class Listener:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.answer: Answer | None = None
-        self.done = False
+        self.done = self.complete = False
 
     def decode_failed(self, failure: Failure | Answer) -> None:
         raise AssertionError(failure)
@@ -52,6 +52,9 @@ class Listener:
 
     def decode_part(self, data: bytes) -> None:
         self.parts.append(data)
+
+    def decode_complete(self) -> None:
+        self.complete = True
 
     def decode_done(self, answer: Answer | None) -> None:
         self.answer, self.done = answer, True
@@ -68,6 +71,7 @@ def replay(endpoint: Endpoint, head: ResponseHead, pieces: list[bytes]) -> tuple
     for piece in pieces:
         leg.received(piece)
     assert listener.done
+    assert listener.complete or listener.answer is not None or leg.observer.handle is None
     if listener.answer is not None:
         shown = listener.answer.body
     else:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from duplex_router.turn.legs import Failure
-from duplex_router.wire.body import BodyReader
+from duplex_router.wire.body import LAST_CHUNK, BodyReader
 
 from .handles import handle_fields
 from .scripted import Json, Stage
@@ -51,6 +51,36 @@ def test_the_second_turn_offers_the_first_ones_handle_and_replaces_it(stage: Sta
     assert client.headers[b"x-duplex-tokens"] == b"pulled=40,computed=10"
     assert held(stage) == {"hold-2"}
     assert released(stage) == ["hold-1"]
+
+
+def test_a_next_turn_that_comes_before_the_engine_has_closed_the_last_finds_its_hold(stage: Stage) -> None:
+    """A client goes on at `[DONE]`; an engine may send the end of its answer's framing a moment later."""
+    _, client = stage.begin(FIRST)
+    stage.transport.take().prefilled()
+    decode = stage.transport.take()
+    decode.start_stream()
+    decode.say("Hi.")
+    decode.hand_over(request="hold-1")
+    decode.say_done()
+    assert b"[DONE]" in client.body
+    stage.begin(SECOND)
+    assert stage.transport.take().params["remote_request_id"] == "hold-1"
+    decode.receiver.received(LAST_CHUNK)
+    assert client.ended
+    assert held(stage) == {"hold-1"}
+
+
+def test_a_stream_that_breaks_off_after_its_end_keeps_its_hold_once(stage: Stage) -> None:
+    stage.begin(FIRST)
+    stage.transport.take().prefilled()
+    decode = stage.transport.take()
+    decode.start_stream()
+    decode.say("Hi.")
+    decode.hand_over(request="hold-1")
+    decode.say_done()
+    decode.fail(Failure.LOST)
+    assert held(stage) == {"hold-1"}
+    assert released(stage) == []
 
 
 def test_a_hold_is_not_released_while_another_turn_pulls_it(stage: Stage) -> None:

@@ -44,6 +44,10 @@ class DecodeListener(Protocol):
         """Take a part of the streamed answer, framed in chunks."""
         ...
 
+    def decode_complete(self) -> None:
+        """Learn that the client is about to see the end of a streamed answer; `decode_done` follows."""
+        ...
+
     def decode_done(self, answer: Answer | None) -> None:
         """Learn that the leg is complete; `answer` is the whole answer, params cut, where it was not streamed."""
         ...
@@ -61,8 +65,8 @@ class DecodeLeg:
     """
 
     __slots__ = (
-        "_endpoint", "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size", "_started",
-        "exchange", "observer",
+        "_complete", "_endpoint", "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size",
+        "_started", "exchange", "observer",
     )  # fmt: skip
 
     def __init__(self, listener: DecodeListener, endpoint: Endpoint, silence_seconds: float) -> None:
@@ -75,7 +79,7 @@ class DecodeLeg:
         self._parts: list[bytes] = []
         self._held: list[bytes] = []
         self._size = 0
-        self._started = False
+        self._started = self._complete = False
         self.observer = OBSERVERS[endpoint]()
         self.exchange: Exchange | None = None
 
@@ -100,6 +104,8 @@ class DecodeLeg:
         try:
             if relay is not None:
                 data = relay.feed(data)
+                if self.observer.ended and not self._complete:
+                    self._end_seen()
                 if self._started and not relay.done:
                     if data:
                         self._listener.decode_part(data)
@@ -147,6 +153,11 @@ class DecodeLeg:
         if relay.done:
             self._finish(reusable=not relay.surplus)
             self._listener.decode_done(None)
+
+    def _end_seen(self) -> None:
+        self._complete = True
+        if not self.observer.failed:
+            self._listener.decode_complete()
 
     def _start(self) -> None:
         if self._head is None:

@@ -47,7 +47,7 @@ class Turn:
     """One turn. Make it, call `start` once; the client's connection then calls `client_gone`, `pause` and `resume`."""
 
     __slots__ = (
-        "_answer", "_client", "_core", "_decoder", "_engine", "_exchange", "_hand_off", "_offering", "_phase",
+        "_answer", "_client", "_core", "_decoder", "_engine", "_exchange", "_hand_off", "_kept", "_offering", "_phase",
         "_prefill_engine", "_record", "_revision", "_subject", "_ticket", "_tries", "_waiting", "_watched",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Turn:
         self._revision = ""
         self._ticket: Ticket | None = None
         self._waiting = 0
+        self._kept = False
         self._watched = True
         """The client is still there."""
 
@@ -285,6 +286,10 @@ class Turn:
             self._client.break_off()
         self._finish(HTTPStatus.BAD_GATEWAY)
 
+    def decode_complete(self) -> None:
+        """See `DecodeListener`. A client goes on as soon as it sees the end, so the handle is kept before that."""
+        self._keep_handle(self._engine)
+
     def decode_done(self, answer: Answer | None) -> None:
         """See `DecodeListener`."""
         engine = self._leg_ended()
@@ -301,8 +306,9 @@ class Turn:
         self._finish(HTTPStatus.OK)
 
     def _keep_handle(self, engine: Engine | None) -> None:
-        if engine is None or self._decoder is None:
+        if engine is None or self._decoder is None or self._kept:
             return
+        self._kept = True
         prefill = self._prefill_engine.key if self._prefill_engine is not None else ""
         prompt_tokens = self._answer.prompt_tokens if self._answer is not None else 0
         finished = FinishedTurn(

@@ -161,10 +161,11 @@ class Reply:
 class Observer:
     """Keeps what a turn needs of the answer that passes: the handle, the usage, the reply, whether it failed.
 
-    `next_sequence`: the number of the next event, in a stream that numbers them.
+    `next_sequence`: the number of the next event, in a stream that numbers them. `ended`: the event has been seen after
+    which a client knows that the stream says no more, although its last bytes may be on their way.
     """
 
-    __slots__ = ("failed", "handle", "next_sequence", "reply", "spoke", "usage")
+    __slots__ = ("ended", "failed", "handle", "next_sequence", "reply", "spoke", "usage")
 
     def __init__(self) -> None:
         self.handle: bytes | None = None
@@ -172,6 +173,7 @@ class Observer:
         self.reply = Reply()
         self.failed = False
         self.spoke = False
+        self.ended = False
         self.next_sequence = 0
 
     def pass_on(self, data: bytes) -> bytes:
@@ -198,7 +200,10 @@ class Observer:
     def _pass_on_unknown(self, data: bytes) -> bytes:
         """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
         self.spoke = True
-        if data == _DONE or not may_hold_params(data):
+        if data == _DONE:
+            self.ended = True
+            return data
+        if not may_hold_params(data):
             return data
         try:
             return cut_params(data)

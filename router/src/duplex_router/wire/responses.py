@@ -8,6 +8,7 @@ from msgspec import Raw
 from .fields import NULL, Fields, join_object, split_object
 from .reply import Observer, ToolCall, Usage, cut_params, given
 
+_LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEFORE_THE_FIRST_TOKEN = frozenset({"response.created", "response.queued", "response.in_progress"})
 _FAILED = frozenset({"failed", "cancelled"})
 
@@ -65,6 +66,7 @@ class ResponsesObserver(Observer):
             self.next_sequence = event.sequence_number + 1
             self.spoke = self.spoke or event.type not in _BEFORE_THE_FIRST_TOKEN
             self.failed = self.failed or event.type == "error"
+            self.ended = self.ended or event.type in _LAST_EVENTS
             if given(event.kv_transfer_params):
                 data = cut_params(data)
             if not given(event.response):
