@@ -200,10 +200,8 @@ class Observer:
     def _pass_on_unknown(self, data: bytes) -> bytes:
         """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
         self.spoke = True
-        if data == _DONE:
-            self.ended = True
-            return data
-        if not may_hold_params(data):
+        self.ended = self.ended or data == _DONE
+        if data == _DONE or not may_hold_params(data):
             return data
         try:
             return cut_params(data)
