@@ -9,6 +9,9 @@ _CANONICAL = "router/src/duplex_router/ledger/canonical.py"
 _READING = "router/src/duplex_router/ledger/reading.py"
 _OFFER = "router/src/duplex_router/turn/offer.py"
 _OFFERING = "router/src/duplex_router/turn/offering.py"
+_CONTENT = "router/src/duplex_router/ledger/content.py"
+_PROBE = "router/src/duplex_router/admin/probe.py"
+_TEMPLATES = "router/src/duplex_router/turn/templates.py"
 _RETENTION = "router/src/duplex_router/turn/retention.py"
 _TESTS = "router/tests/router_tests"
 
@@ -60,6 +63,46 @@ MUTATIONS = (
         "    if core.templates.slack(finished.revision, subject.request, history) is None:\n        return ()\n",
         "",
         f"{_TESTS}/test_stock_templates.py::test_a_reply_sent_last_keeps_its_thought_until_a_user_speaks",
+    ),
+    Mutation(
+        "content match on stock",
+        "the probe does not look at who else may speak after a prompt",
+        _PROBE,
+        "        for shape in [*shapes, *rare]:\n",
+        "        for shape in shapes:\n",
+        f"{_TESTS}/test_stock_templates.py::test_the_probe_counts_all_that_has_the_assistant_speak",
+    ),
+    Mutation(
+        "content match on stock",
+        "a handle is trusted to the last token that a probe found the same",
+        _TEMPLATES,
+        " + MARGIN_TOKENS\n",
+        "\n",
+        f"{_TESTS}/test_stock_turn.py::test_slack_and_a_margin_are_taken_off_before_the_blocks_are_counted",
+    ),
+    Mutation(
+        "content match on stock",
+        "a plain turn trusts one with tools to where plain ones end alike",
+        _TEMPLATES,
+        "max(found, self._slack.get((revision, arguments, True)) or 0)",
+        "found",
+        f"{_TESTS}/test_stock_turn.py::test_slack_and_a_margin_are_taken_off_before_the_blocks_are_counted",
+    ),
+    Mutation(
+        "content match on stock",
+        "what no probe can speak for counts as probed",
+        _TEMPLATES,
+        "if arguments is None or history.content is Content.UNPROBED:",
+        "if arguments is None:",
+        f"{_TESTS}/test_stock_turn.py::test_what_no_probe_can_speak_for_gets_no_handle",
+    ),
+    Mutation(
+        "content match on stock",
+        "what a tool found counts as a user's text where a client sends it so",
+        _CONTENT,
+        "plain = plain and not message.startswith(_TOOL_RESULT)",
+        "plain = plain and True",
+        f"{_TESTS}/test_stock_templates.py::test_what_a_conversation_is_made_of",
     ),
     Mutation(
         "single use on stock",

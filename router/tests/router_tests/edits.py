@@ -56,6 +56,16 @@ def say_more(talk: Talk, draw: Draw) -> None:
     talk.messages.append({"role": "user", "content": draw.words})
 
 
+def speak_on(talk: Talk, draw: Draw) -> None:
+    """Say more though nobody has answered yet, as after an answer that was broken off."""
+    talk.messages.append({"role": "user", "content": draw.words})
+
+
+def instruct(talk: Talk, draw: Draw) -> None:
+    """Put a system message where the conversation stands."""
+    talk.messages.append({"role": "system", "content": draw.words})
+
+
 def regenerate(talk: Talk, draw: Draw) -> None:
     while len(talk.messages) > 1 and not talk.asks():
         talk.messages.pop()
@@ -123,7 +133,7 @@ def change_thinking(talk: Talk, draw: Draw) -> None:
 
 EDITS: list[Callable[[Talk, Draw], None]] = [
     say_more, say_more, say_more, regenerate, go_back, edit, cut, strip, compact, respell, loop_over_tools,
-    change_tools, change_thinking,
+    change_tools, change_thinking, speak_on, instruct,
 ]  # fmt: skip
 
 

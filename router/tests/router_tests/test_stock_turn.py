@@ -4,6 +4,7 @@ import pytest
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.turn.legs import Failure
+from duplex_router.turn.templates import MARGIN_TOKENS
 
 from .scripted import Json, Stage
 from .turns import FIRST, SECOND, held, released, reuse
@@ -23,7 +24,7 @@ def stock_turn(stage: Stage, messages: list[Json], *, request: str, prompt_token
 
 
 def test_a_stock_handle_is_trimmed_and_used_once(stock: Stage) -> None:
-    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=48 + MARGIN_TOKENS)
     stock.begin(SECOND)
     prefill = stock.transport.take()
     assert prefill.params["remote_num_tokens"] == 48
@@ -76,8 +77,35 @@ def test_a_stock_engine_with_an_unprobed_template_gets_no_handle() -> None:
     assert released(stage) == ["hold-1"]
 
 
-def test_slack_is_taken_off_before_the_blocks_are_counted(stock: Stage) -> None:
-    stock.core.templates.learn("r1", tools=False, slack=3)
-    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+@pytest.mark.parametrize(("slack", "pulled"), [(2, 48), (3, 32)])
+@pytest.mark.parametrize("tools", [False, True])
+def test_slack_and_a_margin_are_taken_off_before_the_blocks_are_counted(
+    stock: Stage, slack: int, pulled: int, *, tools: bool
+) -> None:
+    """Slack with tools counts for plain turns too: a plain turn may pull from one with tools."""
+    stock.core.templates.learn("r1", tools=tools, slack=slack)
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=48 + 2 + MARGIN_TOKENS)
     stock.begin(SECOND)
-    assert stock.transport.take().params["remote_num_tokens"] == 32
+    assert stock.transport.take().params["remote_num_tokens"] == pulled
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "https://pictures.example/today.png"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]},
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "one", "mood": "merry"},
+    ],
+)
+def test_what_no_probe_can_speak_for_gets_no_handle(stock: Stage, message: Json) -> None:
+    stock.core.templates.learn("r1", tools=True, slack=0)
+    stock_turn(stock, [message], request="hold-1", prompt_tokens=60)
+    _, client = stock.begin([message, *SECOND[1:]])
+    prefill = stock.transport.take()
+    assert prefill.params["remote_block_ids"] is None
+    prefill.prefilled(prompt_tokens=80)
+    stock.transport.take().stream(request="hold-2", tokens=90)
+    assert reuse(client) == b"rejected;reason=unstable-template"

@@ -49,6 +49,11 @@ _CALL = {
     ],
 }
 _FOUND = {"role": "tool", "tool_call_id": "call_1", "content": "Having two parts."}
+_THOUGHT = "I shall look it up."
+_APART = {"reasoning": _THOUGHT, "reasoning_content": _THOUGHT}
+"""A thought as a field of its own, under its present name and its former one (vLLM, chat_utils.py)."""
+_CALL_APART = {**_CALL, "content": "One moment.", **_APART}
+_REPLY_APART = {"role": "assistant", "content": "Two parts.", **_APART}
 
 
 def _user(number: int) -> dict[str, Any]:
@@ -68,6 +73,16 @@ TOOL_SHAPES: list[Messages] = [
     [_SYSTEM, _user(1), _reply(1), _user(2), _CALL, _FOUND, _CALL, _FOUND, _reply(2), _user(3)],
 ]
 """Conversations; every part of one that a model would be asked to answer is a prompt of an earlier turn."""
+
+PLAIN_RARE: list[Messages] = [[_SYSTEM, _user(1), _user(2), _user(3)]]
+TOOLS_RARE: list[Messages] = [
+    [_user(1), _SYSTEM, _user(2)],
+    [_user(1), _CALL, _FOUND, _FOUND, _user(2)],
+    [_user(1), _reply(1), {"role": "user", "content": f"<tool_response>\n{_THOUGHT}\n</tool_response>"}, _user(2)],
+    [_user(1), _CALL_APART, _FOUND, _REPLY_APART, _user(2), _CALL_APART, _FOUND, _REPLY_APART, _user(3)],
+]
+"""Conversations that some templates refuse; what is refused was no turn. Where the next to speak after a prompt is not
+the assistant, all that a template puts at its end to have it speak is missing in the later ones."""
 
 
 def prompts_of(conversation: Messages, *, tools: bool) -> list[Messages]:
@@ -108,10 +123,10 @@ class TemplateProbe:
         engine = next(iter(core.fleet.ready(revision, Role.PREFILL)), None)
         if engine is None:
             return
-        for tools, shapes in ((False, PLAIN_SHAPES), (True, [*PLAIN_SHAPES, *TOOL_SHAPES])):
+        for tools in (False, True):
             fields = {**msgspec.json.decode(arguments), "model": document.model.name}
             try:
-                slack = await self._slack(engine, {**fields, "tools": _TOOLS} if tools else fields, shapes, tools=tools)
+                slack = await self._slack(engine, {**fields, "tools": _TOOLS} if tools else fields, tools=tools)
             except UnansweredError:
                 log.warning("revision %s: the chat template could not be probed; it will be tried again", revision)
                 return
@@ -120,14 +135,14 @@ class TemplateProbe:
             what = "with" if tools else "without"
             log.info("revision %s, chat template %s tools, by %s: %s", revision, what, arguments.decode(), found)
 
-    async def _slack(
-        self, engine: Engine, fields: dict[str, Any], shapes: list[Messages], *, tools: bool
-    ) -> int | None:
+    async def _slack(self, engine: Engine, fields: dict[str, Any], *, tools: bool) -> int | None:
         worst = 0
-        for shape in shapes:
+        shapes = [*PLAIN_SHAPES, *TOOL_SHAPES] if tools else PLAIN_SHAPES
+        rare = [*PLAIN_RARE, *TOOLS_RARE] if tools else PLAIN_RARE
+        for shape in [*shapes, *rare]:
             prompts = [await self._tokens(engine, fields, prompt) for prompt in prompts_of(shape, tools=tools)]
             known = [prompt for prompt in prompts if prompt is not None]
-            slack = slack_of(known) if len(known) == len(prompts) else None
+            slack = slack_of(known) if len(known) == len(prompts) or shape in rare else None
             if slack is None:
                 return None
             worst = max(worst, slack)

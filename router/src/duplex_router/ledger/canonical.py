@@ -45,14 +45,6 @@ def message_bytes(message: Fields, *, exact: bool) -> bytes:
     return b"j" + canonical_json(fields)
 
 
-_PLAIN_BEGINNINGS = tuple(b"t%b\0" % role for role in (b"system", b"user", b"assistant"))
-
-
-def is_plain(messages: list[bytes]) -> bool:
-    """Tell whether messages in exact form are texts of system, user and assistant, and the last is the user's."""
-    return messages[-1].startswith(b"tuser\0") and all(each.startswith(_PLAIN_BEGINNINGS) for each in messages)
-
-
 def decoded(fields: Fields) -> dict[str, Any]:
     """Return fields as objects, without those that are null: vLLM takes both alike."""
     values = {name: msgspec.json.decode(value) for name, value in fields.items()}

@@ -12,6 +12,7 @@ from duplex_router.wire.reply import Reply
 
 from .canonical import utf8
 from .chain import STRIDE_BYTES, Chain, stride_at
+from .content import Content
 
 ID_BYTES = 4
 
@@ -20,14 +21,14 @@ class History(Protocol):
     """One request's content. `marks`: the chain's; `whole` and `length` name all of it.
 
     `shape`: digest of everything that may decide the prompt besides its content, to prefer among equal matches.
-    `plain`: known to be nothing but texts of system, user and assistant, the last of them the user's.
+    `content`: what it is made of; only asked where nothing is proved.
     """
 
     marks: list[bytes]
     whole: bytes
     length: int
     shape: bytes
-    plain: bool
+    content: Content
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """Tell whether the first `length` of this history are all of the history that `whole` and `length` name."""
@@ -56,7 +57,7 @@ class Conversation:
     `prelude`: what a template renders before all of them. `form`: the parts that an engine's reply comes back as.
     """
 
-    __slots__ = ("_chain", "_ends", "_form", "length", "marks", "plain", "shape", "whole")
+    __slots__ = ("_chain", "_ends", "_form", "content", "length", "marks", "shape", "whole")
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Conversation:
         shape: bytes,
         form: Callable[[Reply], list[bytes]],
         *,
-        plain: bool,
+        content: Content,
     ) -> None:
         chain = Chain(seed)
         for part in prelude:
@@ -78,7 +79,7 @@ class Conversation:
             chain.close()
             ends.append(len(chain.marks))
         self._chain, self._ends, self._form = chain, ends, form
-        self.plain = plain
+        self.content = content
         self.shape = shape
         self.marks = chain.marks
         self.whole = chain.digest()
@@ -112,11 +113,11 @@ class Conversation:
 class PlainPrompt:
     """A history of text or of token ids; `length` in bytes or tokens."""
 
-    __slots__ = ("_chain", "_data", "_unit", "length", "marks", "plain", "shape", "whole")
+    __slots__ = ("_chain", "_data", "_unit", "content", "length", "marks", "shape", "whole")
 
     def __init__(self, data: bytes, seed: bytes, shape: bytes, *, unit: int) -> None:
         self._data, self._unit = data, unit
-        self.plain = True
+        self.content = Content.PLAIN
         self._chain = Chain(seed)
         self._chain.add(data)
         self.shape = shape

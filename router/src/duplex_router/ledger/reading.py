@@ -21,7 +21,8 @@ from duplex_router.wire.fields import Fields
 from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
 
-from .canonical import canonical_json, is_plain, message_bytes, reply_message, utf8
+from .canonical import canonical_json, message_bytes, reply_message, utf8
+from .content import Content, content_of
 from .history import ID_BYTES, Conversation, History, PlainPrompt
 from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
 
@@ -138,8 +139,8 @@ def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bo
     form, reply_form = _FORMS[request.endpoint]
     parts = [part for part in (form(message, exact=not proved) for message in messages) if part]
     if proved:
-        return Conversation(_prelude(request), parts, seed, shape, reply_form, plain=False)
-    return Conversation([], parts, seed, shape, reply_form, plain=is_plain(parts))
+        return Conversation(_prelude(request), parts, seed, shape, reply_form, content=Content.UNPROBED)
+    return Conversation([], parts, seed, shape, reply_form, content=content_of(parts))
 
 
 def _value(request: Inference, name: str) -> object:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from duplex_router.ledger.canonical import canonical_json
+from duplex_router.ledger.content import Content
 from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import NEUTRAL_FIELDS
 from duplex_router.wire.fields import is_null
@@ -38,6 +39,10 @@ MAX_ARGUMENTS = 32
 """How many combinations of template arguments are probed for a revision: clients choose them."""
 
 NO_ARGUMENTS = b"{}"
+
+MARGIN_TOKENS = 4
+"""Taken off a prompt's end beyond what the probe saw: the last token may join with a reply that begins in another way,
+and a word of the user's may switch an empty thought on (Qwen3's has four tokens)."""
 
 
 def arguments_of(request: Inference) -> bytes | None:
@@ -80,11 +85,15 @@ class Templates:
         if request.endpoint is not Endpoint.CHAT:
             return None  # vLLM turns these into chat messages by rules of its own, which no probe has seen
         arguments = arguments_of(request)
-        if arguments is None:
+        if arguments is None or history.content is Content.UNPROBED:
             return None
-        key = (revision, arguments, "tools" in request.fields or not history.plain)
+        key = (revision, arguments, "tools" in request.fields or history.content is not Content.PLAIN)
         if key not in self._slack:
             wanted = self._wanted.setdefault(revision, {})
             if len(wanted) < MAX_ARGUMENTS:
                 wanted[arguments] = None
-        return self._slack.get(key)
+        found = self._slack.get(key)
+        if found is None:
+            return None
+        # What a plain turn may pull can come from one with tools, if those are stable: none of theirs is known else.
+        return max(found, self._slack.get((revision, arguments, True)) or 0) + MARGIN_TOKENS
