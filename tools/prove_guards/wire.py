@@ -125,8 +125,8 @@ MUTATIONS = (
         "content match on stock",
         "what no probe has seen counts as stable",
         f"{_TURN}/templates.py",
-        "        if request.endpoint is not Endpoint.CHAT:\n",
-        "        if False:\n",
+        "if arguments is None or history.content is Content.UNPROBED:",
+        "if arguments is None:",
         f"{_TESTS}/test_endpoints.py::test_stock_engines_reuse_nothing_of_what_no_probe_has_seen",
     ),
     Mutation(

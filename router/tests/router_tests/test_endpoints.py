@@ -162,6 +162,7 @@ def test_a_stock_engine_is_handed_nothing_whose_hold_nobody_could_name() -> None
 def test_stock_engines_reuse_nothing_of_what_no_probe_has_seen(endpoint: Endpoint) -> None:
     stage = Stage(ConnectorKind.STOCK)
     stage.core.templates.learn("r1", tools=False, slack=0)
+    stage.core.templates.learn("r1", tools=True, slack=0)
     for _ in range(2):
         begin(stage, endpoint)
         assert prefilled(stage, endpoint).params["remote_block_ids"] is None

@@ -26,7 +26,7 @@ class Content(Enum):
     `PLAIN`: a system's text at first, if any, then texts of user and assistant, the last of them the user's.
     `MIXED`: with tools, reasoning that is told apart, system texts further on, or a reply at its end.
     `UNPROBED`: with what no probe can speak for: images (the same name may mean another one later), roles or fields
-    that a template may render by rules of its own.
+    that a template may render by rules of its own, and items and blocks, which vLLM makes into messages by its own.
     """
 
     PLAIN = auto()

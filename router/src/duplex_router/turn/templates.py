@@ -82,8 +82,6 @@ class Templates:
         """Return the slack for a request, None where it is unknown or too much; a plain prompt has no template."""
         if request.endpoint is Endpoint.COMPLETIONS:
             return 0
-        if request.endpoint is not Endpoint.CHAT:
-            return None  # vLLM turns these into chat messages by rules of its own, which no probe has seen
         arguments = arguments_of(request)
         if arguments is None or history.content is Content.UNPROBED:
             return None
