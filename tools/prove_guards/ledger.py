@@ -66,6 +66,14 @@ MUTATIONS = (
     ),
     Mutation(
         "content match on stock",
+        "what is known of a prompt's tokens crosses to another revision",
+        _RETENTION,
+        "source is not None and source.revision == finished.revision",
+        "source is not None",
+        f"{_TESTS}/test_stock_turn.py::test_what_is_known_of_a_prompt_does_not_cross_to_another_revision",
+    ),
+    Mutation(
+        "content match on stock",
         "the probe does not look at who else may speak after a prompt",
         _PROBE,
         "        for shape in [*shapes, *rare]:\n",

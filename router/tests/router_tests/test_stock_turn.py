@@ -1,11 +1,19 @@
 """Turns on stock engines: a handle is trimmed to a former prompt, and given away once."""
 
+import json
+
 import pytest
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.turn.legs import Failure
+from duplex_router.turn.offer import Offer
+from duplex_router.turn.retention import FinishedTurn, keep_handle
+from duplex_router.turn.subject import Subject
 from duplex_router.turn.templates import MARGIN_TOKENS
+from duplex_router.wire.inference import Endpoint, parse_inference
+from duplex_router.wire.reply import Observer
 
+from .handles import handle_fields
 from .scripted import Json, Stage
 from .turns import FIRST, SECOND, held, released, reuse
 
@@ -87,6 +95,22 @@ def test_slack_and_a_margin_are_taken_off_before_the_blocks_are_counted(
     stock_turn(stock, FIRST, request="hold-1", prompt_tokens=48 + 2 + MARGIN_TOKENS)
     stock.begin(SECOND)
     assert stock.transport.take().params["remote_num_tokens"] == pulled
+
+
+@pytest.mark.parametrize(("revision", "known"), [("r1", ((1, 50), (3, 80))), ("r2", ((3, 80),))])
+def test_what_is_known_of_a_prompt_does_not_cross_to_another_revision(
+    stock: Stage, revision: str, known: tuple[tuple[int, int], ...]
+) -> None:
+    stock.core.templates.learn("r2", tools=False, slack=0)
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    (source,) = stock.core.ledger
+    request = parse_inference(Endpoint.CHAT, json.dumps({"model": "m", "messages": SECOND}).encode())
+    observer = Observer()
+    observer.handle = json.dumps(handle_fields(request="hold-2")).encode()
+    turn = FinishedTurn(revision, stock.core.fleet.engines[source.engine], "", 80, observer)
+    keep_handle(stock.core, Subject(request, stock.document, b"t", b"", b"id"), Offer(source, source.depth), turn)
+    (kept,) = stock.core.ledger
+    assert kept.tokens_known == known
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "https://pictures.example/today.png"}}
