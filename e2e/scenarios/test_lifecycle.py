@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from duplex_lab.cluster import Cluster
 from harness.conversation import parse_turns
@@ -143,18 +144,25 @@ def test_engines_that_cannot_start(cluster: Cluster, apply_serving: Apply, talke
 
 
 def test_nothing_stays_pinned(cluster: Cluster, apply_serving: Apply, talker: MakeTalker) -> None:
-    """After the holds of finished conversations have lapsed, the engines hold no block for anyone."""
-    serving = apply_serving({"spec": {"kvTransfer": {"bidirectional": {"ttlSeconds": 10}}}})
+    """Once the holds of finished conversations may no longer be renewed, the engines hold no block for anyone."""
+    reuse = {"ttlSeconds": 10, "maxHoldSeconds": 20}
+    serving = apply_serving({"spec": {"kvTransfer": {"bidirectional": reuse}}})
     talks = talker(serving)
     script = talks.script(turns=3)
     talks.check(talk(cluster, script), script)
-    time.sleep(14)
-    for role in ("prefill", "decode"):
+
+    def state(role: str) -> dict[str, Any]:
         address = serving.list("pods", role=role)[0]["status"]["podIP"]
-        answer = cluster.run_in_network(
-            ["curl", "-sf", f"http://{address}:8000/sim/state"], check=True, capture_output=True, text=True
-        )
-        state = json.loads(answer.stdout)
-        assert state["holds"] == [], (role, state)
-        assert state["blocks"]["used"] == 0, (role, state)
-        assert state["corruptAnswers"] == 0, (role, state)
+        command = ["curl", "-sf", f"http://{address}:8000/sim/state"]
+        answer = cluster.run_in_network(command, check=True, capture_output=True, text=True)
+        found: dict[str, Any] = json.loads(answer.stdout)
+        return found
+
+    def freed(role: str) -> dict[str, Any] | None:
+        now = state(role)
+        return now if now["holds"] == [] and now["blocks"]["used"] == 0 else None
+
+    for role in ("prefill", "decode"):
+        # Twice the longest hold, for a machine that is busy.
+        last = serving.wait(partial(freed, role), seconds=40, what=f"free {role} engine")
+        assert last["corruptAnswers"] == 0, (role, last)
