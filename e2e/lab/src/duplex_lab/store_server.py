@@ -58,9 +58,10 @@ def _unpack(folder: Path, progress: Progress) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        done = subprocess.run(
-            ["apt-get", "download", "-q", *_PACKAGES], cwd=unfinished, capture_output=True, text=True, check=False
-        )
+        done = _download(unfinished)
+        if done.returncode:
+            # A new machine has no package lists yet; these are its own, beside what is unpacked.
+            done = _download(unfinished, own_lists=True)
         if done.returncode:
             raise LabError(f"redis-server cannot be fetched; install valkey-server: {done.stderr.strip()[-400:]}")
         for package in unfinished.glob("*.deb"):
@@ -70,3 +71,18 @@ def _unpack(folder: Path, progress: Progress) -> None:
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _download(folder: Path, *, own_lists: bool = False) -> subprocess.CompletedProcess[str]:
+    """Fetch the packages into a folder, by the machine's package lists or by new ones below the folder."""
+    options: list[str] = []
+    if own_lists:
+        state = folder / "apt"
+        (state / "lists/partial").mkdir(parents=True)
+        (state / "archives/partial").mkdir(parents=True)
+        options = ["-o", f"Dir::State::lists={state / 'lists'}", "-o", f"Dir::Cache={state}"]
+        subprocess.run(["apt-get", "update", "-q", *options], cwd=folder, capture_output=True, check=False)
+    command = ["apt-get", "download", "-q", *options, *_PACKAGES]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    shutil.rmtree(folder / "apt", ignore_errors=True)
+    return done
