@@ -6,13 +6,12 @@ import http.client
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from duplex_connector.contract import Duplex, Params
 
 from .checks import GUARDED, connector, over
 from .report import Report
-from .turns import COLD, Reply, Turns, request
+from .turns import COLD, Reply, Turns, event_data, request
 from .variants import MODEL, Variant
 
 _RESPONSES: Final = "/v1/responses"
@@ -41,15 +40,7 @@ def _ask(
 
 
 def _stream(url: str, path: str, body: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
-    try:
-        data = json.dumps({**body, "stream": True}).encode()
-        connection.request("POST", path, data, {"content-type": "application/json"})
-        lines = connection.getresponse().read().decode().splitlines()
-    finally:
-        connection.close()
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return [json.loads(event) for event in event_data(url, path, body, seconds=seconds)]
 
 
 def _text(body: Mapping[str, Any]) -> str:

@@ -91,8 +91,8 @@ def request(url: str, path: str, body: Mapping[str, Any] | None = None, *, secon
     return Reply(answer.status, seen, time.monotonic() - started)
 
 
-def stream(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 60.0) -> list[dict[str, Any]]:
-    """Return the chunks of a streamed answer; the last event must be `[DONE]`."""
+def event_data(url: str, path: str, body: Mapping[str, Any], *, seconds: float) -> list[str]:
+    """Return the data of each event of a streamed answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:
@@ -101,7 +101,12 @@ def stream(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 60.
         lines = connection.getresponse().read().decode().splitlines()
     finally:
         connection.close()
-    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def stream(url: str, path: str, body: Mapping[str, Any], *, seconds: float = 60.0) -> list[dict[str, Any]]:
+    """Return the chunks of a streamed answer; the last event must be `[DONE]`."""
+    events = event_data(url, path, body, seconds=seconds)
     if not events or events[-1] != "[DONE]":
         raise NoAnswerError(f"the stream does not end with [DONE]: {events[-1:]}")
     return [json.loads(event) for event in events[:-1]]

@@ -34,10 +34,10 @@ vllm:nan NaN
 
 
 def test_an_engines_page_is_read() -> None:
-    assert kv_tokens(PAGE) == 1600
-    assert bytes_moved(PAGE) == 1_500_000
-    assert kv_bytes_per_token(PAGE) == 262_144
-    assert backend(PAGE) == "UCX"
+    assert kv_tokens(samples(PAGE)) == 1600
+    assert bytes_moved(samples(PAGE)) == 1_500_000
+    assert kv_bytes_per_token(samples(PAGE)) == 262_144
+    assert backend(samples(PAGE)) == "UCX"
     assert {name: labels for name, labels, _ in samples(PAGE)}["vllm:nixl_bytes_transferred_sum"] == {
         "engine": "0",
         "model_name": 'a \\"b\\"',
@@ -49,8 +49,8 @@ def test_an_engines_page_is_read() -> None:
     ["", "vllm:duplex_kv_bytes_per_token 0.0", 'vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1'],
 )
 def test_an_engine_that_does_not_say_its_size_has_none(page: str) -> None:
-    assert kv_tokens(page) is None
-    assert kv_bytes_per_token(page) is None
+    assert kv_tokens(samples(page)) is None
+    assert kv_bytes_per_token(samples(page)) is None
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def lint_object(obj: Mapping[str, Any], model: ModelFiles | None = None) -> list
     for look in (out_of_bounds, broken_rules):
         if found := look(schema, filled):
             return found
-    serving = DisaggregatedServing.model_validate(stored(obj))
+    serving = DisaggregatedServing.model_validate(_placed(filled))
     stalls = [error(member("spec", problem.field), problem.message) for problem in validate(serving.spec)]
     return stalls or list(advice(serving, model))
 
@@ -91,6 +91,10 @@ def _schema() -> Schema:
 
 
 def stored(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a good object as the cluster would store it; the namespace of the kubeconfig is not known here."""
-    filled = defaulted(_schema(), obj)
+    """Return a good object as the cluster would store it."""
+    return _placed(defaulted(_schema(), obj))
+
+
+def _placed(filled: dict[str, Any]) -> dict[str, Any]:
+    """Return the object as it stands in a namespace: that of the kubeconfig is not known here."""
     return {**filled, _METADATA: {"namespace": "default", **filled[_METADATA]}}

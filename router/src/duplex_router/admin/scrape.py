@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
 from duplex_connector.contract import Backend, Metric
@@ -21,7 +21,11 @@ _CACHE_INFO = "vllm:cache_config_info"
 _BYTES = (f"{Metric.NIXL_BYTES}_sum", f"{Metric.NIXL_BYTES}_total")
 
 
-def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+Sample = tuple[str, dict[str, str], float]
+"""Name, labels and value."""
+
+
+def samples(text: str) -> Iterator[Sample]:
     """Yield (name, labels, value) of a page in Prometheus' text format; other lines are left out."""
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -34,9 +38,9 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         yield found[1], dict(_LABEL.findall(found[2] or "")), value
 
 
-def kv_tokens(text: str) -> int | None:
+def kv_tokens(page: Iterable[Sample]) -> int | None:
     """Return how many tokens an engine's KV cache holds (vLLM's cache_config_info); None where it does not say."""
-    for name, labels, _ in samples(text):
+    for name, labels, _ in page:
         if name == _CACHE_INFO:
             try:
                 return int(labels["num_gpu_blocks"]) * int(labels["block_size"])
@@ -45,20 +49,20 @@ def kv_tokens(text: str) -> int | None:
     return None
 
 
-def kv_bytes_per_token(text: str) -> int | None:
+def kv_bytes_per_token(page: Iterable[Sample]) -> int | None:
     """Return the bytes of KV cache per token; only a guarded engine says it, and not before its first step."""
-    found = [value for name, _, value in samples(text) if name == Metric.DUPLEX_KV_BYTES]
+    found = [value for name, _, value in page if name == Metric.DUPLEX_KV_BYTES]
     return int(max(found)) if found and max(found) > 0 else None
 
 
-def bytes_moved(text: str) -> int:
+def bytes_moved(page: Iterable[Sample]) -> int:
     """Return how many bytes NIXL has moved for an engine."""
-    return int(sum(value for name, _, value in samples(text) if name in _BYTES))
+    return int(sum(value for name, _, value in page if name in _BYTES))
 
 
-def backend(text: str) -> str | None:
+def backend(page: Iterable[Sample]) -> str | None:
     """Return the NIXL backend where the page names one."""
-    for _, labels, _ in samples(text):
+    for _, labels, _ in page:
         if labels.get("backend") in list(Backend):
             return labels["backend"]
     return None
@@ -89,11 +93,11 @@ class Scraper:
         engine.heard_at = core.clock()
         if answer.status != HTTPStatus.OK:
             return
-        text = answer.body.decode("utf-8", "replace")
-        engine.kv_tokens = kv_tokens(text)
-        engine.kv_bytes_per_token = kv_bytes_per_token(text) or engine.kv_bytes_per_token
-        self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(text))
-        self._state.transport.backend = backend(text) or self._state.transport.backend
+        page = list(samples(answer.body.decode("utf-8", "replace")))
+        engine.kv_tokens = kv_tokens(page)
+        engine.kv_bytes_per_token = kv_bytes_per_token(page) or engine.kv_bytes_per_token
+        self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(page))
+        self._state.transport.backend = backend(page) or self._state.transport.backend
 
     async def run(self) -> None:
         """Read until cancelled."""

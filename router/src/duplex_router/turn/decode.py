@@ -45,7 +45,7 @@ class DecodeListener(Protocol):
         ...
 
     def decode_complete(self) -> None:
-        """Learn that the client is about to see the end of a streamed answer; `decode_done` follows."""
+        """Learn that the client is about to see the end of a streamed answer; may come again until `decode_done`."""
         ...
 
     def decode_done(self, answer: Answer | None) -> None:
@@ -65,7 +65,7 @@ class DecodeLeg:
     """
 
     __slots__ = (
-        "_complete", "_endpoint", "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size",
+        "_endpoint", "_head", "_held", "_listener", "_parts", "_reader", "_relay", "_silence", "_size",
         "_started", "exchange", "observer",
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ class DecodeLeg:
         self._parts: list[bytes] = []
         self._held: list[bytes] = []
         self._size = 0
-        self._started = self._complete = False
+        self._started = False
         self.observer = OBSERVERS[endpoint]()
         self.exchange: Exchange | None = None
 
@@ -104,8 +104,8 @@ class DecodeLeg:
         try:
             if relay is not None:
                 data = relay.feed(data)
-                if self.observer.ended and not self._complete:
-                    self._end_seen()
+                if self.observer.ended and not self.observer.failed:
+                    self._listener.decode_complete()
                 if self._started and not relay.done:
                     if data:
                         self._listener.decode_part(data)
@@ -153,11 +153,6 @@ class DecodeLeg:
         if relay.done:
             self._finish(reusable=not relay.surplus)
             self._listener.decode_done(None)
-
-    def _end_seen(self) -> None:
-        self._complete = True
-        if not self.observer.failed:
-            self._listener.decode_complete()
 
     def _start(self) -> None:
         if self._head is None:
