@@ -1,6 +1,7 @@
 """Faults, one at a time: an engine killed, frozen, cut off, taken out of the fleet, or drained, and then well again.
 
-One at a time because that is what a turn promises to survive: it is done again once.
+One at a time because that is what a turn promises to survive: it is done again once. The store that routers share is
+killed or frozen too, which no turn may notice.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from .site import Engine, Site
+from .engine import Engine
+from .site import Site
 
-WEIGHTS = {"kill": 70, "freeze": 10, "reset": 10, "drain": 5, "remove": 5}
+WEIGHTS = {"kill": 60, "freeze": 10, "reset": 10, "drain": 5, "remove": 5}
+STORE_WEIGHTS = {"store-kill": 6, "store-freeze": 4}
 SETTLE_SECONDS = 1.0
 
 
@@ -50,10 +53,13 @@ class Faults:
             "reset": self._reset,
             "drain": self._drain,
             "remove": self._remove,
+            "store-kill": self._kill_store,
+            "store-freeze": self._freeze_store,
         }
+        weights = WEIGHTS | (STORE_WEIGHTS if self.site.store is not None else {})
         while not stop.is_set():
             await asyncio.sleep(self.random.uniform(0.5, 3.0))
-            kind = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            kind = self.random.choices(list(weights), list(weights.values()))[0]
             engine = self.random.choice(self.site.engines)
             self.counts[kind] += 1
             await kinds[kind](engine)
@@ -74,11 +80,18 @@ class Faults:
         window.end = time.monotonic()
 
     async def _freeze(self, engine: Engine) -> None:
+        for each in self.site.engines:
+            await self.note(each)
         window = self._begin(engine, "freeze")
         engine.signal(signal.SIGSTOP)
         await asyncio.sleep(self.random.uniform(0.2, self.longest_freeze))
         engine.signal(signal.SIGCONT)
         window.end = time.monotonic()
+        await asyncio.sleep(SETTLE_SECONDS)
+        # A read that a freeze held up past its lease cannot be prevented. Its reader must not use what it brings: an
+        # answer from it would be marked.
+        for each in self.site.engines:
+            await self.note(each, late_explained=True)
 
     async def _reset(self, engine: Engine) -> None:
         window = self._begin(engine, "reset")
@@ -99,11 +112,24 @@ class Faults:
         self.site.absent = set()
         self.site.write_fleet()
 
-    async def note(self, engine: Engine) -> None:
-        """Keep what an engine has counted before its life ends."""
+    async def _kill_store(self, _: Engine) -> None:
+        if self.site.store is not None:
+            self.site.store.kill()
+            await asyncio.sleep(self.random.choice([0.2, 1.0, 4.0]))
+            self.site.store.start()
+
+    async def _freeze_store(self, _: Engine) -> None:
+        if self.site.store is not None:
+            self.site.store.signal(signal.SIGSTOP)
+            await asyncio.sleep(self.random.uniform(0.2, 3.0))
+            self.site.store.signal(signal.SIGCONT)
+
+    async def note(self, engine: Engine, *, late_explained: bool = False) -> None:
+        """Keep what an engine has counted so far in its life, before that may end."""
         state = await engine.state(self.session)
         if state is not None:
-            engine.corrupt += state["corruptAnswers"] + state["freedReads"]
+            engine.corrupt.take(state["corruptAnswers"])
+            engine.late.take(state["freedReads"], explained=late_explained)
 
     def explains(self, begin: float, end: float, keys: set[str]) -> Window | None:
         """Return the fault that hit one of these engines while an answer was under way."""

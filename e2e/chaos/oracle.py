@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +9,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from .loopback import HOST, free_port
+from .process import SimulatorProcess
 
 MODEL = "model"
 
@@ -29,21 +28,8 @@ class PlainEngine:
     def __init__(self, flags: Sequence[str], log: Path, session: aiohttp.ClientSession) -> None:
         self._session = session
         self.port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "duplex_simulator",
-            "serve",
-            MODEL,
-            "--host",
-            HOST,
-            "--port",
-            str(self.port),
-            *flags,
-        ]
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        arguments = ["serve", MODEL, "--host", HOST, "--port", str(self.port), *flags]
+        self.process = SimulatorProcess(arguments, log)
 
     async def text(self, body: dict[str, Any]) -> str:
         """See `Oracle`. A request gets the same text streamed and whole."""
@@ -56,4 +42,3 @@ class PlainEngine:
     def close(self) -> None:
         """End it."""
         self.process.kill()
-        self.process.wait(30)

@@ -17,6 +17,7 @@ from .account import Account
 from .faults import Faults
 from .loopback import HOST
 from .oracle import MODEL, Oracle
+from .router import Router
 from .site import Site
 
 OK = 200
@@ -115,22 +116,26 @@ class Talk:
         body |= {"max_tokens": rng.randint(8, 120), "stream": rng.random() < 0.75, "ignore_eos": rng.random() < 0.4}  # noqa: PLR2004 - shares
         expected = await self.oracle.text(body)
         got = Got()
+        router = rng.choice(self.site.routers)
         begin = time.monotonic()
         leaves_after = rng.uniform(0.0, 1.5) if rng.random() < 0.1 else None  # noqa: PLR2004 - one in ten leaves
         headers = {Header.TENANT: self.tenant, Header.REQUEST_ID: request_id}
         try:
             async with asyncio.timeout(leaves_after if leaves_after is not None else TURN_SECONDS):
-                await self._exchange(body, headers, got, slow=rng.random() < 0.1)  # noqa: PLR2004 - one in ten is slow
+                await self._exchange(router, body, headers, got, slow=rng.random() < 0.1)  # noqa: PLR2004 - one in ten is slow
         except TimeoutError:
             got.left = leaves_after is not None
             got.error = got.error or "no answer in time"
         except aiohttp.ClientError as error:
             got.error = repr(error)
-        await self._judge(request_id, got, expected, begin)
+        router.turns += 1
+        await self._judge(router, request_id, got, expected, begin)
         return got
 
-    async def _exchange(self, body: dict[str, Any], headers: dict[str, str], got: Got, *, slow: bool) -> None:
-        url = f"http://{HOST}:{self.site.port}/v1/chat/completions"
+    async def _exchange(
+        self, router: Router, body: dict[str, Any], headers: dict[str, str], got: Got, *, slow: bool
+    ) -> None:
+        url = f"http://{HOST}:{router.port}/v1/chat/completions"
         async with self.session.post(url, json=body, headers=headers) as answer:
             got.status = answer.status
             got.reuse = answer.headers.get(Header.REUSE, "").partition(";")[0]
@@ -169,7 +174,7 @@ class Talk:
                 got.text += choice["delta"].get("content") or ""
         got.complete = done and not got.error
 
-    async def _judge(self, request_id: str, got: Got, expected: str, begin: float) -> None:
+    async def _judge(self, router: Router, request_id: str, got: Got, expected: str, begin: float) -> None:
         account, end = self.account, time.monotonic()
         if got.leaked:
             account.violated(f"{request_id}: an engine's handle reached the client")
@@ -184,23 +189,24 @@ class Talk:
             account.turns["left"] += 1
         elif got.status == OK:
             account.turns["broken"] += 1
-            await self._explain(request_id, got, begin, end)
+            await self._explain(router, request_id, got, begin, end)
         else:
             account.turns[f"status {got.status}"] += 1
-            account.violated(f"{request_id}: {got.status or 'no answer'} {got.error}; {await self._record(request_id)}")
+            record = await self._record(router, request_id)
+            account.violated(f"{request_id}: {got.status or 'no answer'} {got.error}; {record}")
 
-    async def _record(self, request_id: str) -> dict[str, Any]:
+    async def _record(self, router: Router, request_id: str) -> dict[str, Any]:
         """Return what the router says of a turn."""
         try:
-            async with self.session.get(f"http://{HOST}:{self.site.admin}/explain/{request_id}") as answer:
+            async with self.session.get(f"http://{HOST}:{router.admin}/explain/{request_id}") as answer:
                 found: dict[str, Any] = await answer.json() if answer.status == OK else {}
                 return found
         except (aiohttp.ClientError, TimeoutError):
             return {}
 
-    async def _explain(self, request_id: str, got: Got, begin: float, end: float) -> None:
+    async def _explain(self, router: Router, request_id: str, got: Got, begin: float, end: float) -> None:
         """Find the fault that broke an answer after its first byte: its decode engine's, while it answered."""
-        record = await self._record(request_id)
+        record = await self._record(router, request_id)
         window = self.faults.explains(begin, end, {str(record.get("decode"))})
         if window is None:
             self.account.violated(f"{request_id}: broken off without a fault of its engine: {got.error}; {record}")

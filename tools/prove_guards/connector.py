@@ -111,10 +111,18 @@ MUTATIONS = (
     Mutation(
         "expiry margin",
         "a read begins however near its deadline is",
-        "simulator/src/duplex_simulator/transfers.py",
-        "if self._clock.now() + HANDLE_EXPIRY_MARGIN_SECONDS >= deadline:",
-        "if False:",
+        "connector/src/duplex_connector/leases.py",
+        "return now + HANDLE_EXPIRY_MARGIN_SECONDS < deadline",
+        "return True",
         f"{_ENGINE_TESTS}::test_a_handle_near_its_deadline_is_declined",
+    ),
+    Mutation(
+        "late read",
+        "what came after the lease is used",
+        "connector/src/duplex_connector/leases.py",
+        "return now + LATE_READ_MARGIN_SECONDS < deadline",
+        "return True",
+        f"{_ENGINE_TESTS}::test_what_was_read_after_the_lease_is_not_used",
     ),
     Mutation(
         "ttl",

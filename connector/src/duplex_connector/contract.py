@@ -128,6 +128,10 @@ FEATURE_STREAMS_KV_PARAMS: Final = "StreamsKVParams"
 HANDLE_EXPIRY_MARGIN_SECONDS: Final = 5.0
 """A reader declines a pull within this many seconds of the deadline (_KV_BLOCKS_EXPIRY_SAFETY_MARGIN, vLLM >= 0.26)."""
 
+LATE_READ_MARGIN_SECONDS: Final = 1.0
+"""What a guarded reader has read later than this before the deadline it does not use: it knows the holder's clock to a
+handshake's round trip, and clocks of one cluster drift by less."""
+
 GUARDED_TTL_SECONDS: Final = 60
 """decoder_kv_blocks_ttl of guarded engines: only for requests that carry no ttl of their own."""
 

@@ -9,12 +9,15 @@ import time
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
+from vllm.logger import init_logger
 
-from .contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from .handle import is_kept
 from .heartbeats import Heartbeats
 from .holds import RELEASED
+from .leases import ended_in_time, may_begin
 from .nixl_stats import GuardedStats
+
+logger = init_logger(__name__)
 
 
 class _WithoutKeptPulls:
@@ -68,13 +71,35 @@ class GuardedWorker(NixlConnectorWorker):  # type: ignore[misc] # vLLM is only t
         vLLM's own (pull_worker.py) knows the deadline of decode's holds only: a hand-off has none there and is read
         however late. A guarded prefill engine publishes one, and the heartbeats move it.
         """
-        granted = meta.remote.blocks_expiry_time
-        if granted is None or not meta.local_physical_block_ids:
+        deadline = self._deadline(meta)
+        if deadline is None or not meta.local_physical_block_ids:
             return False
+        return not may_begin(time.perf_counter(), deadline)
+
+    def _deadline(self, meta: Any) -> float | None:  # noqa: ANN401 - vLLM's ReqMeta
+        """Return until when the peer surely keeps the blocks, on our clock; None where nobody says."""
+        granted = meta.remote.blocks_expiry_time
+        if granted is None:
+            return None
         engine_id = meta.remote.engine_id
         own_clock = granted - self._engine_clock_offset[engine_id]
-        deadline = self._heartbeats.deadline(engine_id, meta.remote.request_id, own_clock)
-        return time.perf_counter() + HANDLE_EXPIRY_MARGIN_SECONDS >= deadline
+        return self._heartbeats.deadline(engine_id, meta.remote.request_id, own_clock)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        """Fail the reads that ended after their lease: vLLM's own (base_worker.py) takes whatever has come."""
+        done, failed = super()._pop_done_transfers(transfers)
+        if transfers is self._recving_transfers:
+            late = {request_id for request_id in done if self._came_late(request_id)}
+            for request_id in late:
+                logger.warning("duplex: %s: its read ended after the lease; what it read is not used", request_id)
+                self.xfer_stats.record_kv_expired_req()
+            failed |= late
+        return done, failed
+
+    def _came_late(self, request_id: str) -> bool:
+        meta = self._recving_metadata.get(request_id)
+        deadline = self._deadline(meta) if meta is not None and meta.remote is not None else None
+        return deadline is not None and not ended_in_time(time.perf_counter(), deadline)
 
     def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
         """Free released holds before vLLM looks for expired ones: it would count and log each as a lost lease."""

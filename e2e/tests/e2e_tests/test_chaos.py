@@ -12,9 +12,11 @@ import pytest
 from aiohttp import web
 
 from chaos.account import Account, check_memory, slope
+from chaos.engine import Tally
 from chaos.faults import Faults, Window
 from chaos.loopback import HOST
 from chaos.relay import Relay
+from chaos.router import Router
 from chaos.site import Site
 from chaos.talk import Talk
 from duplex_connector.contract import ConnectorKind
@@ -60,7 +62,8 @@ async def router() -> AsyncIterator[tuple[FakeRouter, Talk]]:
     listener = web.TCPSite(runner, HOST, 0)
     await listener.start()
     port = runner.addresses[0][1]
-    site = Site(ConnectorKind.GUARDED, Path(), (), 10.0, port=port, admin=port)
+    routers = [Router(name, Path(), port=port, admin=port) for name in ("one", "other")]
+    site = Site(ConnectorKind.GUARDED, Path(), (), 10.0, routers=routers)
     async with aiohttp.ClientSession() as session:
         faults = Faults(site, session, random.Random(0), 1.0)  # noqa: S311 - seeded on purpose
         yield fake, Talk(site, fake, faults, Account(), session, random.Random(0), "c")  # noqa: S311 - seeded on purpose
@@ -130,15 +133,29 @@ def test_a_fault_explains_only_what_was_under_way(begin: float, end: float, hit:
 
 
 def test_growing_memory_is_a_violation_and_steady_memory_is_not() -> None:
-    grows, steady, short = Account(), Account(), Account()
-    grows.memory = [(float(second), 70_000 + second * 30) for second in range(0, 600, 2)]
-    steady.memory = [(float(second), 70_000 + second % 7) for second in range(0, 600, 2)]
-    short.memory = grows.memory[:30]
-    assert check_memory(grows) == pytest.approx(1800)
-    assert "grows" in grows.violations[0]
-    assert abs(check_memory(steady)) < 10
-    check_memory(short)
-    assert steady.violations == short.violations == []
+    account = Account()
+    grows = [(turns, 70_000 + turns * 4) for turns in range(0, 600, 2)]
+    warms_up = [(turns, 70_000 + min(turns, 300) * 4) for turns in range(0, 600, 2)]
+    assert check_memory(account, "one", warms_up) == pytest.approx(0)
+    assert check_memory(account, "one", grows[:30]) == pytest.approx(4000)
+    assert account.violations == []
+    assert check_memory(account, "other", grows) == pytest.approx(4000)
+    assert account.violations == ["the memory of other grows by 4000 kB in 1,000 turns"]
+
+
+async def test_clients_use_every_router(router: tuple[FakeRouter, Talk]) -> None:
+    await several(router[1])
+    assert all(each.turns for each in router[1].site.routers)
+
+
+def test_a_count_is_kept_over_lives_without_what_is_explained() -> None:
+    tally = Tally()
+    tally.take(2)
+    tally.take(5, explained=True)
+    tally.take(6)
+    tally.seen = 0
+    tally.take(4)
+    assert tally.total == 7
 
 
 def test_a_slope_is_that_of_the_line() -> None:

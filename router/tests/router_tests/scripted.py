@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument, convert_document
 from duplex_router.fleet.engines import Engine
@@ -193,7 +195,7 @@ class Stage:
     ) -> None:
         self.clock = Clock()
         self.transport = ScriptedTransport()
-        self.later: list[Callable[[], None]] = []
+        self.later: list[tuple[float, Callable[[], None]]] = []
         ledger = Ledger(self.clock)
 
         def gone(engine: Engine) -> None:
@@ -208,7 +210,7 @@ class Stage:
             keeper=keeper,
             transport=self.transport,
             clock=self.clock,
-            later=lambda _, run: self.later.append(run),
+            later=lambda seconds, run: self.later.append((self.clock.now + seconds, run)),
             counters=counters,
             queue=queue or QueueSettings(),
         )
@@ -235,9 +237,22 @@ class Stage:
         }
         self.fleet.take_document(convert_document(value))
 
+    def drain(self, *keys: str) -> None:
+        """Have these engines get no new legs."""
+        self.fleet.take_document(structs.replace(self.document, draining=list(keys)))
+
     def run_later(self) -> None:
+        """Run what waits, without letting time pass."""
         waiting, self.later = self.later, []
-        for run in waiting:
+        for _, run in waiting:
+            run()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and what is due by then run."""
+        self.clock.now += seconds
+        due = [run for at, run in self.later if at <= self.clock.now]
+        self.later = [each for each in self.later if each[0] > self.clock.now]
+        for run in due:
             run()
 
     def begin(

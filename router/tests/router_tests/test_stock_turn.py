@@ -14,7 +14,7 @@ from duplex_router.wire.inference import Endpoint, parse_inference
 from duplex_router.wire.reply import Observer
 
 from .handles import handle_fields
-from .scripted import Json, Stage
+from .scripted import Call, Json, Stage
 from .turns import FIRST, SECOND, held, released, reuse
 
 
@@ -29,6 +29,13 @@ def stock_turn(stage: Stage, messages: list[Json], *, request: str, prompt_token
     stage.begin(messages)
     stage.transport.take().prefilled(prompt_tokens=prompt_tokens)
     stage.transport.take().stream(request=request, tokens=prompt_tokens + 20)
+
+
+def show_life(stock: Stage, call: Call) -> None:
+    """Let the engine that a leg was cut off from answer something, and the router see it."""
+    stock.wait(1)
+    call.engine.heard_at = stock.clock.now
+    stock.wait(5)
 
 
 def test_a_stock_handle_is_trimmed_and_used_once(stock: Stage) -> None:
@@ -47,10 +54,11 @@ def test_a_stock_handle_is_trimmed_and_used_once(stock: Stage) -> None:
 def test_a_stock_handle_is_burnt_by_a_failure_and_its_hold_released(stock: Stage, failure: Failure) -> None:
     stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
     stock.begin(SECOND)
-    stock.transport.take().fail(failure)
+    call = stock.transport.take()
+    call.fail(failure)
     if failure is not Failure.UNREACHABLE:
         assert released(stock) == [], "the engine that was cut off may still read"
-        stock.run_later()
+        show_life(stock, call)
     assert released(stock) == ["hold-1"]
     assert stock.transport.take().params["remote_block_ids"] is None
 
@@ -58,11 +66,32 @@ def test_a_stock_handle_is_burnt_by_a_failure_and_its_hold_released(stock: Stage
 def test_a_stock_handle_is_burnt_by_a_client_that_leaves(stock: Stage) -> None:
     stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
     turn, _ = stock.begin(SECOND)
-    stock.transport.take()
+    call = stock.transport.take()
     turn.client_gone()
     assert released(stock) == [], "the engine may still read"
-    stock.run_later()
+    show_life(stock, call)
     assert released(stock) == ["hold-1"]
+
+
+def test_a_stock_handle_is_not_released_under_an_engine_that_stands_still(stock: Stage) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    call = stock.transport.take()
+    call.fail(Failure.TIMEOUT)
+    for _ in range(10):
+        stock.wait(6)
+    assert released(stock) == []
+    show_life(stock, call)
+    assert released(stock) == ["hold-1"]
+
+
+def test_a_stock_hold_under_an_engine_that_never_comes_back_is_left_to_its_ttl(stock: Stage) -> None:
+    stock_turn(stock, FIRST, request="hold-1", prompt_tokens=50)
+    stock.begin(SECOND)
+    stock.transport.take().fail(Failure.TIMEOUT)
+    stock.wait(stock.document.policy.ttl_seconds + 1)
+    assert released(stock) == []
+    assert stock.later == []
 
 
 def test_a_redone_turn_does_not_offer_a_stock_handle_again(stock: Stage) -> None:

@@ -67,6 +67,32 @@ def test_a_hand_off_that_no_engine_has_seen_goes_to_another(stage: Stage) -> Non
     assert released(stage) == []
 
 
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.TIMEOUT, Failure.BROKEN])
+def test_a_decode_engine_that_failed_is_not_asked_for_what_it_holds_by_the_same_turn(
+    stage: Stage, failure: Failure
+) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    _, client = stage.begin(SECOND)
+    stage.transport.take().prefilled(outcome="full", pulled=40)
+    stage.transport.take().fail(failure)
+    again = stage.transport.take()
+    assert again.params["remote_block_ids"] is None
+    again.prefilled()
+    stage.transport.take().stream(request="hold-2")
+    assert reuse(client) == b"rejected;reason=engine-gone"
+
+
+def test_a_hold_of_another_engine_than_the_one_that_failed_is_offered_again(stage: Stage) -> None:
+    stage.whole_turn(FIRST, request="hold-1")
+    stage.drain("d1:1")
+    stage.begin(SECOND)
+    stage.transport.take().prefilled(outcome="full", pulled=40)
+    decode = stage.transport.take()
+    assert decode.engine.key == "d2:1"
+    decode.fail(Failure.LOST)
+    assert stage.transport.take().params["remote_request_id"] == "hold-1"
+
+
 def test_a_hand_off_that_nobody_takes_is_released(stage: Stage) -> None:
     _, client = stage.begin(FIRST)
     stage.transport.take().prefilled("hand-off")

@@ -124,14 +124,18 @@ def test_a_dead_prefill_engine_is_replaced_and_the_handle_kept(stage: Stage, fai
     assert reuse(client) == b"full"
 
 
-def test_the_pull_of_a_leg_that_was_cut_off_counts_a_while_longer(stage: Stage) -> None:
+def test_the_pull_of_a_leg_that_was_cut_off_counts_until_the_deadline_that_its_engine_was_told(stage: Stage) -> None:
     stage.whole_turn(FIRST, request="hold-1")
+    lease = stage.document.policy.lease
+    stage.wait(10)
     stage.begin(SECOND)
     stage.transport.take().fail(Failure.TIMEOUT)
     stage.transport.take().prefilled(outcome="full", pulled=40)
     stage.transport.take().stream("Ho.", request="hold-2")
     assert released(stage) == []
-    stage.run_later()
+    stage.wait(lease - 11)
+    assert released(stage) == [], "an engine that stood still would still use what it reads now"
+    stage.wait(2)
     assert released(stage) == ["hold-1"]
 
 
@@ -226,9 +230,11 @@ def test_a_failed_decode_leg_costs_both_legs_once_more(stage: Stage, failure: Fa
 
 def test_a_turn_that_is_done_again_does_not_offer_what_was_released_meanwhile(stage: Stage) -> None:
     stage.whole_turn(FIRST, request="hold-1")
+    stage.drain("d1:1")
     _, client = stage.begin(SECOND)
     stage.transport.take().prefilled("one", outcome="full", pulled=40)
     decode = stage.transport.take()
+    stage.drain()
     stage.whole_turn([*SECOND[:2], {"role": "user", "content": "branch"}], request="hold-2")
     assert released(stage) == ["hold-1"]
     decode.fail(Failure.LOST)

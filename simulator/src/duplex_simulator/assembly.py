@@ -69,7 +69,9 @@ def assemble(settings: Settings, clock: Clock) -> Process:
     if settings.connector is not None and identity is not None:
         kv = settings.connector
         peers = SideChannelClient(identity, clock)
-        transfers = Transfers(peers, pool, clock, metrics, profile, lease=kv.lease, scale=settings.time_scale)
+        transfers = Transfers(
+            peers, pool, clock, metrics, profile, lease=kv.lease, scale=settings.time_scale, guarded=kv.guarded
+        )
         holds = Holds(lambda tables: engine.free_blocks(tables), kv.lease, kv.guarded)  # noqa: PLW0108 - made below
         connector = (
             GuardedConnector(kv, holds, layout, clock, adapters=dict(settings.adapters), metrics=metrics)

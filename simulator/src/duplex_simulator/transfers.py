@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS, Metric, Params
+from duplex_connector.contract import Metric, Params
 from duplex_connector.heartbeats import Heartbeats
+from duplex_connector.leases import ended_in_time, may_begin
 
 from .blocks import BlockPool
 from .clock import Clock
@@ -25,11 +27,15 @@ _ADDRESS: Final = (Params.ENGINE_ID, Params.REQUEST_ID, Params.HOST, Params.PORT
 
 
 class ExpiredError(TransferError):
-    """The peer's deadline is too near to begin a read."""
+    """The peer's deadline is too near to begin a read, or passed before it had ended."""
 
 
 class Transfers:
-    """What one engine asks of its peers. `lease`: seconds of a hand-off's lease; `scale`: factor on transfer times."""
+    """What one engine asks of its peers.
+
+    `lease`: seconds of a hand-off's lease; `scale`: factor on transfer times. `guarded`: what was read after the peer's
+    deadline is not used.
+    """
 
     def __init__(
         self,
@@ -41,9 +47,10 @@ class Transfers:
         *,
         lease: float,
         scale: float,
+        guarded: bool,
     ) -> None:
         self._peers, self._pool, self._clock, self._metrics = peers, pool, clock, metrics
-        self._profile, self._lease, self._scale = profile, lease, scale
+        self._profile, self._lease, self._scale, self._guarded = profile, lease, scale, guarded
         self._tasks: set[asyncio.Task[None]] = set()
         self._heartbeats = Heartbeats(lease * 2 // 3)
         self._waiting: set[tuple[str, str]] = set()
@@ -109,10 +116,14 @@ class Transfers:
 
     async def _pull(self, request: EngineRequest, pull: Pull) -> None:
         started = self._clock.now()
-        await self._check_expiry(pull)
+        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
+        if not may_begin(self._clock.now(), self._deadline(pull, offset)):
+            self._decline("Declining expired remote read")
         remote = pull.aligned()
         await self._clock.sleep(self._profile.transfer_seconds(request.external) * self._scale)
         groups = await self._peers.read(pull.engine_id, pull.host, pull.port, pull.request_id, remote)
+        if self._guarded and not ended_in_time(self._clock.now(), self._deadline(pull, offset)):
+            self._decline("the read ended after the lease")
         for ids, blocks in zip(pull.local, groups, strict=True):
             for block, content in zip(ids, blocks, strict=True):
                 self._pool.write(block, 0, content)
@@ -121,13 +132,12 @@ class Transfers:
         self._metrics.observe(Metric.NIXL_BYTES, request.external * self._profile.kv_bytes_per_token)
         self._metrics.observe("vllm:nixl_num_descriptors", sum(map(len, pull.local)))
 
-    async def _check_expiry(self, pull: Pull) -> None:
-        """Meet the peer, and decline a read that its deadline does not leave time for."""
-        offset = await self._peers.offset(pull.engine_id, pull.host, pull.port)
+    def _deadline(self, pull: Pull, offset: float) -> float:
+        """Return until when the peer surely keeps the blocks, on our clock; for ever where its params say nothing."""
         if pull.expires is None:
-            return
-        granted = pull.expires - offset
-        deadline = self._heartbeats.deadline(pull.engine_id, pull.request_id, granted)
-        if self._clock.now() + HANDLE_EXPIRY_MARGIN_SECONDS >= deadline:
-            self._metrics.add(Metric.NIXL_EXPIRED, 1)
-            raise ExpiredError("Declining expired remote read")
+            return math.inf
+        return self._heartbeats.deadline(pull.engine_id, pull.request_id, pull.expires - offset)
+
+    def _decline(self, why: str) -> NoReturn:
+        self._metrics.add(Metric.NIXL_EXPIRED, 1)
+        raise ExpiredError(why)

@@ -161,6 +161,43 @@ async def test_a_handle_near_its_deadline_is_declined(kind: ConnectorKind, fate:
             assert leg.tokens == (await plain.leg(prompt, 1)).tokens
 
 
+def _stands_still(clock: VirtualClock, holder: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the holder read its blocks for a peer only after it has freed them: it stood still meanwhile."""
+    engine = holder.process.engine
+    read = engine.read_blocks
+
+    def late(request_id: str, block_ids: list[list[int]]) -> list[list[bytes]]:
+        clock.move(500)
+        assert engine.connector is not None
+        engine.connector.holds.reap(clock.now())
+        return read(request_id, block_ids)
+
+    monkeypatch.setattr(engine, "read_blocks", late)
+
+
+@pytest.mark.parametrize("direction", ["decode to prefill", "prefill to decode"])
+async def test_what_was_read_after_the_lease_is_not_used(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    async with node(clock, BARE, kind=GUARDED) as p, node(clock, kind=GUARDED) as d, node(clock) as plain:
+        _, answered = await _turn(p, d, words(200))
+        prompt = words(200) + answered.tokens + words(50, 900)
+        _stands_still(clock, d if direction == "decode to prefill" else p, monkeypatch)
+        first, final = await _turn(p, d, prompt, answered.params)
+        failed = first if direction == "decode to prefill" else final
+        assert failed.params[Params.DUPLEX][Duplex.REASON] == Reason.PULL_FAILED
+        assert final.tokens == (await plain.leg(prompt, 20)).tokens
+        assert (p.process.engine.corrupt_answers, d.process.engine.corrupt_answers) == (0, 0)
+
+
+async def test_a_stock_engine_uses_what_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    async with node(clock, BARE, kind=STOCK) as p, node(clock, kind=STOCK) as d:
+        _, answered = await _turn(p, d, words(200))
+        _stands_still(clock, d, monkeypatch)
+        first = await p.leg(words(200) + answered.tokens + words(50, 900), 1, answered.params)
+        assert first.tokens == [CORRUPT]
+
+
 async def test_a_stock_prefill_without_the_flag_hangs_and_leaks_its_blocks() -> None:
     clock = VirtualClock()
     async with (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,45 @@ class StoreProgram:
     def environment(self) -> dict[str, str]:
         """Return the environment to start it in."""
         return {**os.environ, **({"LD_LIBRARY_PATH": str(self.libraries)} if self.libraries else {})}
+
+
+@dataclass
+class StoreProcess:
+    """A server without persistence, which may be killed, frozen and started anew on the same port."""
+
+    program: StoreProgram
+    folder: Path
+    host: str
+    port: int
+    options: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"redis://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Begin a life, empty."""
+        address = ["--bind", self.host, "--port", str(self.port), "--dir", str(self.folder), "--save", ""]
+        self.process = subprocess.Popen(
+            [str(self.program.server), *address, *self.options],
+            env=self.program.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it lives."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once, frozen or not."""
+        self.signal(signal.SIGCONT)
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
 
 
 def ensure_store_program(progress: Progress) -> StoreProgram:

@@ -76,12 +76,13 @@ for _, id in ipairs(redis.call('MGET', unpack(keys))) do
       local left = redis.call('PTTL', e)
 """
 
+# A reader's engine may stand still, and uses what it reads until the deadline that it was told: `left` counts too.
 # reader, for how many ms its pull may run, marks deepest first ... -> [id, record, ms left] or nothing
 BORROW: Final = _script(
     _NOW
     + _FIND
     + """
-      redis.call('HSET', e, 'l:' .. ARGV[1], now + ARGV[2])
+      redis.call('HSET', e, 'l:' .. ARGV[1], now + math.max(tonumber(ARGV[2]), left))
       return {id, f[1], left}
     end
   end

@@ -28,11 +28,14 @@ USELESS_HANDLE = frozenset(
 class Offering:
     """`offer`: what was found. `live`: the next prefill leg carries it. `outcome`: what has come of it so far."""
 
-    __slots__ = ("_core", "_pulling", "_subject", "live", "offer", "outcome")
+    __slots__ = ("_core", "_pulling", "_reader", "_subject", "_told", "live", "offer", "outcome")
 
     def __init__(self, core: Core, subject: Subject) -> None:
         self._core, self._subject = core, subject
         self._pulling: Entry | None = None
+        self._reader: Engine | None = None
+        self._told = 0.0
+        """Until when the engine that pulls was told that the hold lasts, at most."""
         self.offer = Offer()
         self.live = False
         self.outcome = Outcome()
@@ -99,10 +102,11 @@ class Offering:
             if not core.ledger.start_pull(source):
                 self.withdraw(Rejection.EXPIRED)
                 return None
-            self._pulling = source
+            self._pulling, self._told = source, source.deadline
         elif core.clock() >= source.usable_until():  # it waited its turn for too long
             self.withdraw(Rejection.EXPIRED)
             return None
+        self._reader = engine
         core.fleet.pairs.try_again(engine.key, source.engine)
         return self.offer.params
 
@@ -121,10 +125,16 @@ class Offering:
         source, core = self.offer.source, self._core
         if not self.live or source is None or self._subject.guarded:
             return
-        if cut_off:
-            core.later(core.settings.pull_grace_seconds, lambda: core.keeper.release_spent(source))
+        if cut_off and self._reader is not None:
+            _release_once_heard(core, source, self._reader)
         else:
             core.keeper.release_spent(source)
+
+    def done_again(self, failed: str) -> None:
+        """Say that both legs are done again after the decode engine `failed`; what it held is not asked of it now."""
+        if self.holder == failed and self._subject.guarded:
+            self.withdraw(Rejection.ENGINE_GONE)
+        self.spent()
 
     def spent(self) -> None:
         """Say that the handle has been read, and that the turn is done again: a stock engine's was for one read."""
@@ -134,7 +144,11 @@ class Offering:
             self.outcome = outcome_of(self.offer, None, offered=False)
 
     def pull_ended(self, *, surely: bool) -> None:
-        """Say that the prefill leg reads no more; where it was cut off, its engine may still read for a moment."""
+        """Say that the prefill leg reads no more.
+
+        Where it was cut off, its engine may not have noticed: it, or the holder, may stand still. It uses nothing that
+        came after the deadline it was told, so the hold is kept until then, however long that is, and not released.
+        """
         entry, self._pulling = self._pulling, None
         if entry is None:
             return
@@ -146,7 +160,8 @@ class Offering:
         if surely:
             end()
         else:
-            self._core.later(self._core.settings.pull_grace_seconds, end)
+            rest = self._told - self._core.clock()
+            self._core.later(max(self._core.settings.pull_grace_seconds, rest), end)
 
     def answered(self, engine: Engine, answer: PrefillAnswer) -> set[str]:
         """Take what a prefill engine says that it made of the handle; return the keys of engines better avoided now."""
@@ -183,3 +198,19 @@ class Offering:
         if self.live and not (self._subject.guarded and innocent and elsewhere):
             seen = isinstance(result, Failure) and result is not Failure.UNREACHABLE
             self.withdraw(Rejection.PREFILL_FAILED, cut_off=seen)
+
+
+def _release_once_heard(core: Core, source: Entry, reader: Engine) -> None:
+    """Release a stock engine's hold once its reader has shown, after its leg was cut off, that it does not stand still.
+
+    A stock engine uses whatever it reads, however late. One that is never heard of again leaves the hold to its ttl.
+    """
+    cut_off_at, grace = core.clock(), core.settings.pull_grace_seconds
+
+    def look() -> None:
+        if reader.heard_at > cut_off_at:
+            core.keeper.release_spent(source)
+        elif core.clock() < source.deadline:
+            core.later(grace, look)
+
+    core.later(grace, look)

@@ -244,7 +244,7 @@ class Turn:
             if unread or self._subject.request.whole:
                 self._start_decode()
             else:
-                self._offering.spent()
+                self._offering.done_again(engine.key if engine is not None else "")
                 self._start_prefill()
         elif isinstance(failure, Answer):
             self._pass_on(failure)
