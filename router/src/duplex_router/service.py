@@ -176,6 +176,7 @@ class Service:
             self.core.admission.tick()
             self.app.tick()
             self._admin.tick()
+            self.state.recent.sample(self.counters, self.core.clock())
             self.credentials.refresh()
             await asyncio.sleep(TICK_SECONDS)
 

@@ -5,17 +5,21 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duplex_connector.contract import Role
+from duplex_router.admin.canary import Canary
 from duplex_router.admin.probe import PLAIN_SHAPES, TOOL_SHAPES, prompts_of, slack_of
+from duplex_router.admin.recent import STEP_SECONDS, WINDOW_SECONDS, RecentReuse, Reuse
 from duplex_router.admin.scrape import Scraper, backend, bytes_moved, kv_bytes_per_token, kv_tokens, samples
 from duplex_router.cli import parse_arguments, settings_of
 from duplex_router.fleet.document import convert_document
 from duplex_router.fleet.pairs import Way
+from duplex_router.turn.counters import Counters
 from duplex_router.turn.record import Explanations, TurnRecord
 
 from .raw_site import post, site
@@ -164,10 +168,15 @@ def _text(url: str) -> str:
 async def test_the_canary_runs_by_itself_serves_tokens_and_leaves_no_hold(guarded: Engines, tmp_path: Path) -> None:
     document: dict[str, Any] = {**guarded.document(), "canary": {"enabled": True, "intervalSeconds": 3600}}
     async with router(tmp_path, document) as under_test:
-        await until(lambda: under_test.service.state.canary.last_success is not None, seconds=30)
+        canaries = under_test.service.state.canaries
+        await until(lambda: "r1" in canaries and canaries["r1"].last_success is not None, seconds=30)
         stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
-        assert stats["canary"]["reused"] is True
+        canary = stats["revisions"]["r1"]["canary"]
+        assert (canary["reused"], canary["failures"]) == (True, 0)
         assert stats["revisions"]["r1"]["servedTokens"] > 1
+        await Scraper(under_test.service.state).once()
+        stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
+        assert stats["revisions"]["r1"]["bytesMoved"] == stats["transport"]["bytesMoved"] > 0
         await until(lambda: guarded.holds() == 0)
         assert stats["turns"] == stats["inFlight"] == 0, "clients have asked for nothing yet"
         assert {name: count for name, count in stats["reuse"].items() if count} == {}
@@ -180,6 +189,49 @@ async def test_the_canary_runs_by_itself_serves_tokens_and_leaves_no_hold(guarde
         assert (holder["conversations"], other["conversations"]) == (1, 0)
         assert holder["tokens"] == retention["tokens"] > 100
         assert holder["budgetTokens"] == 8192 * 16 // 2
+
+
+async def test_a_failing_canary_is_counted_while_no_client_is_served(tmp_path: Path) -> None:
+    nobody = [f"http://127.0.0.1:{free_port()}"]
+    document = {
+        "model": {"name": "m"},
+        "revisions": [{"name": "r1", "engines": {"prefill": nobody, "decode": nobody}}],
+        "canary": {"enabled": False},
+    }
+    async with router(tmp_path, document) as under_test:
+        state = under_test.service.state
+        await until(lambda: state.core.fleet.document is not None)
+        now = state.core.fleet.document
+        assert now is not None
+        canary = Canary(state, time.time)
+        for failures in (1, 2):
+            assert not await canary.once(now, "r1")
+            stats = await asyncio.to_thread(fetch, under_test.admin + "/stats")
+            told = stats["revisions"]["r1"]["canary"]
+            assert (told["failures"], told["lastSuccess"]) == (failures, None)
+            assert "HTTP 50" in told["message"]
+        under_test.service.counters.revision("r1").served_tokens += 5  # as a client's turn does
+        assert not await canary.once(now, "r1")
+        assert state.canaries["r1"].failures == 1
+
+
+def test_what_reuse_came_to_of_late_forgets_what_is_older_than_the_window() -> None:
+    counters, recent = Counters(), RecentReuse(begun=1000.0)
+    counters.eligible, counters.full = 5, 4
+    for minute in range(1, 15):
+        recent.sample(counters, 1000.0 + 60 * minute)
+    assert recent.since(counters, 1850.0) == (850.0, Reuse(5, 4, 0, Counter()))
+    for minute in range(15, 50):
+        if minute == 40:
+            counters.eligible, counters.partial = 7, 1
+            counters.rejected["diverged"] += 1
+        recent.sample(counters, 1000.0 + 60 * minute)
+    seconds, reuse = recent.since(counters, 1000.0 + 60 * 50)
+    assert seconds >= WINDOW_SECONDS - STEP_SECONDS
+    assert reuse == Reuse(2, 0, 1, Counter({"diverged": 1}))
+    for minute in range(50, 100):
+        recent.sample(counters, 1000.0 + 60 * minute)
+    assert recent.since(counters, 1000.0 + 60 * 100)[1] == Reuse(0, 0, 0, Counter())
 
 
 def test_the_command_line_is_checked() -> None:

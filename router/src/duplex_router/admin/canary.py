@@ -25,7 +25,7 @@ from duplex_router.turn.turn import Turn
 from duplex_router.wire.heads import Headers
 from duplex_router.wire.inference import Endpoint, parse_inference
 
-from .state import AdminState
+from .state import AdminState, CanaryState
 
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 5.0
@@ -65,7 +65,7 @@ class CanaryError(Exception):
 
 
 class Canary:
-    """Runs the conversation and keeps what it found in the admin state."""
+    """Runs the conversation and keeps what it found of each revision in the admin state."""
 
     def __init__(self, state: AdminState, wall_clock: Callable[[], float]) -> None:
         self._state = state
@@ -76,7 +76,7 @@ class Canary:
 
     async def once(self, document: FleetDocument, revision: str) -> bool:
         """Run one conversation on a revision; true where both turns were answered."""
-        canary = self._state.canary
+        canary = self._state.canaries.setdefault(revision, CanaryState())
         # However little has to be pulled, it shall be pulled: this is a check, not an economy.
         policy = msgspec.structs.replace(document.policy, recompute_threshold_tokens=0)
         document = msgspec.structs.replace(document, policy=policy)
@@ -87,15 +87,24 @@ class Canary:
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And now?"}]
             reuse, _ = await self._turn(document, revision, messages)
         except CanaryError as error:
-            canary.message = f"revision {revision}: {error}"
-            log.warning("canary: %s", canary.message)
+            self._failed(revision, canary, str(error))
             return False
         canary.last_success = self._wall_clock()
         # `local`: prefill had all of it itself, which says nothing about pulls.
         canary.reused = None if reuse.endswith(b"reason=local") else reuse.startswith((b"full", b"partial"))
-        canary.message = f"revision {revision}: second turn: {reuse.decode()}"
+        canary.failures = 0
+        canary.served_tokens = self._state.core.counters.revision(revision).served_tokens
+        canary.message = f"second turn: {reuse.decode()}"
         self._release_own()
         return True
+
+    def _failed(self, revision: str, canary: CanaryState, why: str) -> None:
+        """Count a failure; where clients have got tokens since the last, the revision serves, and it is the first."""
+        served = self._state.core.counters.revision(revision).served_tokens
+        canary.failures = 1 if served > canary.served_tokens else canary.failures + 1
+        canary.served_tokens = served
+        canary.message = why
+        log.warning("canary of revision %s: %s", revision, why)
 
     def _release_own(self) -> None:
         """Release what the canary's turns hold: nobody will continue them."""
@@ -131,6 +140,9 @@ class Canary:
         while True:
             document = self._state.core.fleet.document
             revisions = document.revisions if document is not None and document.canary.enabled else []
+            for name in self._state.canaries.keys() - {revision.name for revision in revisions}:
+                del self._state.canaries[name]
+                due.pop(name, None)
             for revision in revisions:
                 name = revision.name
                 if document is None or clock() < due.get(name, 0.0) or not self._state.core.fleet.complete(name):

@@ -119,8 +119,9 @@ def _fleet(page: _Page, state: AdminState) -> None:
         served[name] = state.core.counters.revision(name).served_tokens
     page.add("engines_ready", "gauge", "Engines that take new legs.", ready)
     page.by("revision", "served_tokens_total", "counter", "Tokens that engines answered with.", served)
-    success = state.canary.last_success
-    page.one("canary_last_success_seconds", "gauge", "Unix time of the last good canary; 0: none.", success or 0)
+    successes = {name: canary.last_success or 0 for name, canary in state.canaries.items()}
+    text = "Unix time of a revision's last good canary; 0: none."
+    page.by("revision", "canary_last_success_seconds", "gauge", text, successes)
 
 
 def _engines(page: _Page, state: AdminState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
@@ -73,16 +74,20 @@ class Scraper:
 
     def __init__(self, state: AdminState) -> None:
         self._state = state
-        self._moved: dict[str, int] = {}
-        self._moved_by_gone = 0
+        self._moved: dict[str, tuple[str, int]] = {}
+        self._moved_by_gone: Counter[str] = Counter()
 
     async def once(self) -> None:
         """Read every engine once; one that does not answer keeps what was known of it, and rests."""
         engines = list(self._state.core.fleet.engines.values())
         await asyncio.gather(*(self._read(engine) for engine in engines))
         for key in self._moved.keys() - {engine.key for engine in engines}:
-            self._moved_by_gone += self._moved.pop(key)
-        self._state.transport.bytes_moved = self._moved_by_gone + sum(self._moved.values())
+            revision, moved = self._moved.pop(key)
+            self._moved_by_gone[revision] += moved
+        total = self._moved_by_gone.copy()
+        for revision, moved in self._moved.values():
+            total[revision] += moved
+        self._state.transport.bytes_by_revision = total
 
     async def _read(self, engine: Engine) -> None:
         core = self._state.core
@@ -96,7 +101,8 @@ class Scraper:
         page = list(samples(answer.body.decode("utf-8", "replace")))
         engine.kv_tokens = kv_tokens(page)
         engine.kv_bytes_per_token = kv_bytes_per_token(page) or engine.kv_bytes_per_token
-        self._moved[engine.key] = max(self._moved.get(engine.key, 0), bytes_moved(page))
+        _, before = self._moved.get(engine.key, ("", 0))
+        self._moved[engine.key] = (engine.revision, max(before, bytes_moved(page)))
         self._state.transport.backend = backend(page) or self._state.transport.backend
 
     async def run(self) -> None:

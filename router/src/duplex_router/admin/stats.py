@@ -8,7 +8,7 @@ from typing import Any
 from duplex_connector.contract import ConnectorKind, Role
 from duplex_router.fleet.engines import Engine
 
-from .state import AdminState
+from .state import AdminState, CanaryState
 
 MAX_REASONS = 32
 MAX_PAIRS = 32
@@ -34,6 +34,8 @@ def stats(state: AdminState) -> dict[str, Any]:
                 "decodeReady": len(fleet.ready(name, Role.DECODE)),
                 "servedTokens": counters.revision(name).served_tokens,
                 "turns": counters.revision(name).turns,
+                "bytesMoved": state.transport.bytes_by_revision[name],
+                "canary": _canary(state.canaries.get(name, CanaryState())),
             }
             for name in revisions
         },
@@ -48,16 +50,36 @@ def stats(state: AdminState) -> dict[str, Any]:
             "savedPrefillTokens": counters.pulled_tokens,
             "rejected": dict(counters.rejected.most_common(MAX_REASONS)),
         },
+        "recentReuse": _recent(state),
         "retention": _retention(state),
         "kv": _kv(fleet.engines.values()),
         "holds": len(ledger),
-        "transport": {"backend": state.transport.backend, "bytesMoved": state.transport.bytes_moved},
-        "canary": {
-            "lastSuccess": state.canary.last_success,
-            "reused": state.canary.reused,
-            "message": state.canary.message,
+        "transport": {
+            "backend": state.transport.backend,
+            "bytesMoved": state.transport.bytes_by_revision.total(),
         },
         "brokenPairs": _broken_pairs(state),
+    }
+
+
+def _canary(canary: CanaryState) -> dict[str, Any]:
+    return {
+        "lastSuccess": canary.last_success,
+        "reused": canary.reused,
+        "failures": canary.failures,
+        "message": canary.message,
+    }
+
+
+def _recent(state: AdminState) -> dict[str, Any]:
+    """Return what reuse came to within the last minutes, and how many seconds that are."""
+    seconds, reuse = state.recent.since(state.core.counters, state.core.clock())
+    return {
+        "seconds": round(seconds),
+        "eligible": reuse.eligible,
+        "full": reuse.full,
+        "partial": reuse.partial,
+        "rejected": dict(reuse.rejected.most_common(MAX_REASONS)),
     }
 
 
