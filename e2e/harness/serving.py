@@ -13,6 +13,8 @@ import yaml
 
 from duplex_lab.cluster import Cluster
 
+from .kstatus import broken_rules
+
 T = TypeVar("T")
 POLL_SECONDS = 0.5
 
@@ -73,8 +75,12 @@ class Serving:
         self.kubectl("patch", "dsv", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def get(self) -> dict[str, Any]:
-        """Return the resource as the API server has it."""
+        """Return the resource as the API server has it. Raises AssertionError where its status breaks a rule."""
         found: dict[str, Any] = json.loads(self.kubectl("get", "dsv", self.name, "-o", "json"))
+        if "status" in found:
+            broken = broken_rules(found, found["status"])
+            if broken:
+                raise AssertionError(f"{self.name}: {broken}: {found['status']}")
         return found
 
     def condition(self, kind: str) -> dict[str, Any]:

@@ -68,10 +68,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-# Why an engine is not ready is read from its pods.
+# Why an engine is not ready is read from its pods; one that cannot reach its peers is deleted, so that another comes.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -82,6 +82,12 @@ CONNECTOR_MOUNT: Final = "/duplex"
 PREFLIGHT_MODULE: Final = "duplex_connector.preflight"
 """What an init container with the engine's image and devices runs before the engine."""
 
+PREFLIGHT_PASSED: Final = "preflight: the engine can start"
+"""Its last line where it found nothing wrong; status tells a fabric as verified only where every engine has it."""
+
+PREFLIGHT_OVER_TCP: Final = "NIXL would move KV over TCP"
+"""What its last line holds where the fabric would not be used."""
+
 CONNECTOR_MODULE: Final = "duplex_connector.nixl"
 """vLLM's kv_connector_module_path for the guarded connector."""
 
@@ -240,6 +246,7 @@ class Capability:
 
     `bidirectional`: has the feature. `ttl_flag`: reads decoder_kv_blocks_ttl. `expiry_guard`: declines expired reads;
     without it an expired read answers wrongly with 200. `streams_params`: streamed answers carry kv_transfer_params.
+    `recovers_peers`: mends what it knows of a peer that restarted (vllm#55471); before, its transfers go on failing.
     `guarded_tested`: the guarded connector has run on it. `minimum_nixl`: the NIXL release it pins or needs.
     """
 
@@ -248,6 +255,7 @@ class Capability:
     ttl_flag: bool
     expiry_guard: bool
     streams_params: bool
+    recovers_peers: bool
     guarded_tested: bool
     minimum_nixl: str
 
@@ -259,6 +267,7 @@ def _row(minor: int, nixl: str, *, guarded: bool = False) -> Capability:
         ttl_flag=minor >= 22,  # noqa: PLR2004 - the release that split the ttl from the abort timeout
         expiry_guard=minor >= 26,  # noqa: PLR2004 - vllm#47021
         streams_params=minor >= 33,  # noqa: PLR2004 - vllm#40186
+        recovers_peers=minor >= 32,  # noqa: PLR2004 - vllm#55471
         guarded_tested=guarded,
         minimum_nixl=nixl,
     )
@@ -281,8 +290,8 @@ CAPABILITIES: Final = (
 )
 
 NEURON_CAPABILITIES: Final = (
-    Capability((0, 21), False, False, False, False, False, "1.1.0"),
-    Capability((0, 24), True, True, False, False, False, "1.2.0"),
+    Capability((0, 21), False, False, False, False, False, False, "1.1.0"),
+    Capability((0, 24), True, True, False, False, False, False, "1.2.0"),
 )
 """The same for vllm-neuron, numbered after the vLLM that it plugs into (Neuron SDK 2.31.1 and 2.32.0)."""
 

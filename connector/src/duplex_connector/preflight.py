@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from .contract import Backend, capability, parse_version
+from .contract import PREFLIGHT_OVER_TCP, PREFLIGHT_PASSED, Backend, capability, parse_version
 
 WARN_ONLY: Final = "DUPLEX_PREFLIGHT"
 """Environment variable; `warn` lets the engine start whatever is found: for a good image that looks otherwise."""
@@ -26,6 +26,9 @@ MINIMUM_FABRIC_NIXL: Final = (1, 3, 2)
 """Earlier releases hang over EFA with small writes (ai-dynamo/nixl#1862, mended by PR 1924)."""
 
 PROBE_SECONDS: Final = 120.0
+
+TERMINATION_LOG: Final = "dev/termination-log"
+"""The kubelet mounts it into every container. Of a failed one it shows the log's end too, of a good one only this."""
 
 _IPC_LOCK: Final = 1 << 14
 _ENOUGH_MEMLOCK_BYTES: Final = 16 * 1024**3
@@ -99,6 +102,12 @@ class Machine:
             return (self.root / path).read_text()
         except OSError:
             return ""
+
+    def leave_word(self, verdict: str) -> None:
+        """Write the verdict where the kubelet takes a container's last words from; outside a pod there is no such."""
+        path = self.root / TERMINATION_LOG
+        if path.exists():
+            path.write_text(verdict)
 
     def count(self, folder: str, pattern: str) -> int:
         """Return how many entries of a folder match."""
@@ -209,7 +218,7 @@ def _backend(wanted: Wanted, machine: Machine) -> Iterator[str]:
             "are missing in the image (for LIBFABRIC see images/engine-efa)"
         )
     elif wanted.efa and "TCP fallback" in ran.output:
-        yield "NIXL would move KV over TCP, not EFA: the image's libfabric has no provider efa"
+        yield f"{PREFLIGHT_OVER_TCP}, not EFA: the image's libfabric has no provider efa"
 
 
 def _model(wanted: Wanted, machine: Machine) -> Iterator[str]:
@@ -239,11 +248,10 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     wanted = Wanted(**vars(options), neuron=options.accelerator == "neuron")
     machine = machine or Machine()
     problems = list(check(wanted, machine))
-    if not problems:
-        sys.stdout.write("preflight: the engine can start\n")
-        return 0
-    sys.stderr.write(f"preflight: {'; '.join(problems)}\n")
-    return 0 if machine.env.get(WARN_ONLY) == "warn" else 1
+    verdict = f"preflight: {'; '.join(problems)}" if problems else PREFLIGHT_PASSED
+    (sys.stderr if problems else sys.stdout).write(f"{verdict}\n")
+    machine.leave_word(verdict)
+    return 1 if problems and machine.env.get(WARN_ONLY) != "warn" else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex_connector.contract import Backend
+from duplex_connector.contract import PREFLIGHT_PASSED, Backend
 from duplex_connector.preflight import Machine, Ran, Wanted, check, main, package_version, run
 
 P5EN = Wanted("nvidia", 8, 16, Backend.LIBFABRIC, "0.33.0", "/models")
@@ -118,6 +118,18 @@ def test_the_last_line_names_every_problem_and_the_status_is_bad(
     assert "config.json" in last[0]
     assert main(arguments, replace(Machine(tmp_path, {"DUPLEX_PREFLIGHT": "warn"}, pod.answer, pod.packages.get))) == 0  # type: ignore[arg-type] # never None here
     assert "0 of 8 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "verdict"), [(8, PREFLIGHT_PASSED), (7, "preflight: 7 of 8 devices")])
+def test_the_verdict_is_left_where_the_kubelet_takes_it_from(tmp_path: Path, gpus: int, verdict: str) -> None:
+    arguments = ["--accelerator", "nvidia", "--devices", "8", "--efa", "16", "--backend", "LIBFABRIC"]
+    arguments += ["--version", "0.33.0", "--model", "/models"]
+    machine = Pod(tmp_path, gpus=gpus).machine()
+    main(arguments, machine)
+    assert not (tmp_path / "dev/termination-log").exists(), "outside a pod nothing is written"
+    (tmp_path / "dev/termination-log").touch()
+    main(arguments, machine)
+    assert (tmp_path / "dev/termination-log").read_text().startswith(verdict)
 
 
 def test_programs_really_run() -> None:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from duplex_kube.api import KubeObject
 from duplex_kube.client import Client, connect
 from duplex_lab.control_plane import ControlPlane
+from duplex_operator.reconcile.writer import Writer
+from harness.kstatus import broken_rules
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,6 +28,21 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
             cluster.kubectl("apply", "--server-side", "--field-manager=helm", "-f", str(crd))
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def every_status_keeps_the_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Check the status that each reconcile of each test comes to, written or not."""
+    broken: list[str] = []
+    write = Writer.write_status
+
+    async def checked(self: Writer, serving: KubeObject, status: KubeObject) -> KubeObject:
+        broken.extend(broken_rules(serving, status))
+        return await write(self, serving, status)
+
+    monkeypatch.setattr(Writer, "write_status", checked)
+    yield
+    assert not broken, broken
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ class Reason(StrEnum):
     BUDGET_EXCEEDED = "BudgetExceeded"
     PREFIX_MISMATCH = "PrefixMismatch"
     STALE_HANDLES = "StaleHandles"
+    PEER_STALE = "PeerStale"
     BELOW_THRESHOLD = "BelowThreshold"
     REUSE_OBSERVED = "ReuseObserved"
     REUSE_DISABLED = "ReuseDisabled"
@@ -161,6 +162,19 @@ class EstimateStatus(ApiModel):
     """Conversations of the longest context that fit in the budget."""
 
 
+class HealingStatus(ApiModel):
+    """Restarts of engines that could not reach each other; absent where there was none."""
+
+    restarts: Count
+    """Restarts in a row; the more there were, the longer the next one waits."""
+    last_restart_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    """When the last one was."""
+    pod: Word
+    """The pod that was restarted last."""
+    message: Text
+    """Why."""
+
+
 class Condition(ApiModel):
     """One observation of the serving (Kubernetes' metav1.Condition)."""
 
@@ -205,6 +219,8 @@ class Status(ApiModel):
     """TTL and threshold in force, and better ones."""
     estimate: EstimateStatus | None = None
     """Arithmetic on the decode pool."""
+    healing: HealingStatus | None = None
+    """Restarts of engines that could not reach each other."""
     conditions: (
         Annotated[
             list[Condition],

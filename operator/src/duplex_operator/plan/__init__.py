@@ -6,6 +6,7 @@
 from duplex_operator.plan.conditions import EventDraft
 from duplex_operator.plan.decide import KEPT_KIND, Plan, Wanted, plan, plan_stalled, stalled
 from duplex_operator.plan.fleet import next_fleet
+from duplex_operator.plan.healing import Restart
 from duplex_operator.plan.observed import ChildRef, Observed, Pod, RouterStats, Workload
 from duplex_operator.plan.pods import pod_of
 from duplex_operator.plan.rollout import FleetContent
@@ -19,6 +20,7 @@ __all__ = [
     "Observed",
     "Plan",
     "Pod",
+    "Restart",
     "RouterStats",
     "Wanted",
     "Workload",

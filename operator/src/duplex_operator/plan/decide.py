@@ -8,6 +8,8 @@ from typing import Any, Final
 from duplex_connector.contract import Label, Role
 from duplex_operator.api import ConditionType, DisaggregatedServing, Problem, Reason, Status, resolve
 from duplex_operator.plan.conditions import Draft, EventDraft, merge_conditions, transitions
+from duplex_operator.plan.evidence import reuse_condition, transport_condition
+from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
 from duplex_operator.plan.rollout import FleetContent, Rollout, roll
 from duplex_operator.plan.stats import total
@@ -16,12 +18,10 @@ from duplex_operator.plan.status import (
     progressing_condition,
     ready_condition,
     retention_status,
-    reuse_condition,
     reuse_status,
     role_condition,
     role_status,
     serving_revision,
-    transport_condition,
     transport_status,
     tuning_status,
 )
@@ -51,7 +51,8 @@ _REASONS: Final = frozenset(reason.value for reason in Reason)
 class Plan:
     """What to do for one serving now.
 
-    ``apply`` in this order; ``fleet`` None leaves the document alone; ``requeue_after`` in seconds.
+    ``apply`` in this order; ``fleet`` None leaves the document alone; ``requeue_after`` in seconds. ``restart`` comes
+    after the status is written, which is what remembers it.
     """
 
     apply: tuple[KubeObject, ...]
@@ -60,6 +61,7 @@ class Plan:
     status: KubeObject
     events: tuple[EventDraft, ...]
     requeue_after: float
+    restart: Restart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     rest = tuple(obj for obj in wanted.rendered if not _is_engine(obj))
     keeping = () if wanted.revision in observed.kept else (_keep(serving, wanted.revision, engines),)
     apply = (*keeping, *rest, *newest, *old)
-    status, events, steady = _status(wanted, replicas, rollout, observed, now)
+    healing = heal(resolve(serving.spec).capability, observed, now)
+    status, events, steady = _status(wanted, replicas, rollout, observed, healing, now=now)
     return Plan(
         apply=apply,
         delete=_superfluous(wanted, apply, rollout, observed.children),
@@ -95,6 +98,7 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
         status=status,
         events=tuple(events),
         requeue_after=STEADY_SECONDS if steady else UNSTEADY_SECONDS,
+        restart=healing.restart,
     )
 
 
@@ -130,7 +134,13 @@ def stalled(generation: int, reason: Reason, text: str, status: KubeObject, now:
 
 
 def _status(
-    wanted: Wanted, replicas: Mapping[str, int], rollout: Rollout, observed: Observed, now: datetime
+    wanted: Wanted,
+    replicas: Mapping[str, int],
+    rollout: Rollout,
+    observed: Observed,
+    healing: Healing,
+    *,
+    now: datetime,
 ) -> tuple[KubeObject, list[EventDraft], bool]:
     serving = wanted.serving
     suspended = serving.spec.suspend
@@ -141,11 +151,13 @@ def _status(
     ready = ready_condition(rollout, parts, counts, suspended=suspended)
     steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
     progressing = progressing_condition(wanted.revision, rollout, parts, observed, suspended=suspended)
+    runs = serving_revision(rollout, counts) or next(iter(rollout.able), wanted.revision)
+    transport = transport_condition(resolved, runs, counts, observed, healing.stale)
     drafts = [
         ready,
         *parts.values(),
-        transport_condition(resolved, counts),
-        reuse_condition(resolved, counts),
+        transport,
+        reuse_condition(resolved, runs, counts),
         progressing,
         Draft(ConditionType.RECONCILING, not steady, progressing.reason, progressing.message),
     ]
@@ -161,14 +173,18 @@ def _status(
         prefill=roles["prefill"],
         decode=roles["decode"],
         router=roles["router"],
-        transport=transport_status(resolved, counts),
+        transport=transport_status(resolved, counts, transport),
         reuse=reuse_status(counts),
         retention=retention_status(serving, counts),
         tuning=tuning_status(serving),
         estimate=estimate_status(serving, counts),
+        healing=healing.status,
     )
     dumped: KubeObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {**dumped, "conditions": conditions}, transitions(former, conditions), steady
+    events = transitions(former, conditions)
+    if healing.restart is not None:
+        events.append(EventDraft(warning=True, reason="EngineRestarted", message=healing.restart.why))
+    return {**dumped, "conditions": conditions}, events, steady
 
 
 def _parts(revision: str, replicas: Mapping[str, int], routers: int, observed: Observed) -> dict[str, Draft]:

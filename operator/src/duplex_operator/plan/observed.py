@@ -21,7 +21,11 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod. ``role`` is prefill, decode or router; ``revision`` is empty for routers."""
+    """One pod. ``role`` is prefill, decode or router; ``revision`` is empty for routers.
+
+    ``started``: when its containers last started; ``restarts``: how often they were restarted. ``preflight``: the last
+    line of a preflight that let the engine start, empty where there is none.
+    """
 
     name: str
     role: str
@@ -30,6 +34,10 @@ class Pod:
     ready: bool
     terminating: bool
     trouble: Trouble | None
+    uid: str = ""
+    started: str = ""
+    restarts: int = 0
+    preflight: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +71,59 @@ class ChildRef:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterStats:
-    """What one router says of itself: the ``/stats`` document, bounded and with every field optional."""
+class BrokenPair:
+    """A prefill and a decode pod that cannot reach each other. ``since`` in Unix time."""
 
-    fleet_version: FleetVersion = (0, 0)
-    served_tokens: Mapping[str, int] = field(default_factory=dict)
-    turns: int = 0
+    prefill: str
+    decode: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What a router's two-turn conversation last found of a revision.
+
+    ``last_success`` in Unix time, 0 for never. ``failures``: in a row, while clients were not served either.
+    """
+
+    last_success: float = 0.0
+    reused: bool | None = None
+    failures: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Turns by what reuse came to. ``rejected``: eligible turns that reused nothing, by reason."""
+
     eligible: int = 0
     full: int = 0
     partial: int = 0
-    saved_prefill_tokens: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStats:
+    """What one router says of itself: the ``/stats`` document, bounded and with every field optional.
+
+    ``reuse`` is since the router's start, ``recent`` of the last minutes.
+    """
+
+    fleet_version: FleetVersion = (0, 0)
+    served_tokens: Mapping[str, int] = field(default_factory=dict)
+    bytes_by_revision: Mapping[str, int] = field(default_factory=dict)
+    canaries: Mapping[str, Canary] = field(default_factory=dict)
+    broken: tuple[BrokenPair, ...] = ()
+    turns: int = 0
+    reuse: Reuse = Reuse()
+    recent: Reuse = Reuse()
+    saved_prefill_tokens: int = 0
     conversations: int = 0
     held_tokens: int = 0
     kv_bytes_per_token: int = 0
     decode_kv_tokens: int = 0
     backend: str | None = None
     bytes_moved: int = 0
-    canary_reused: bool | None = None
-    canary_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,10 @@ def pod_of(obj: KubeObject) -> Pod:
         ready=ready,
         terminating=terminating,
         trouble=None if ready or terminating else _trouble(status),
+        uid=metadata.get("uid") or "",
+        started=max((_began(container) for container in status.get("containerStatuses") or ()), default=""),
+        restarts=sum(container.get("restartCount") or 0 for container in status.get("containerStatuses") or ()),
+        preflight=_preflight(status),
     )
 
 
@@ -63,6 +67,19 @@ def gravest(pods: Iterable[Pod]) -> Trouble | None:
     same = sum(trouble.reason is worst.reason for _, trouble in troubled)
     others = f" (and {same - 1} more like it)" if same > 1 else ""
     return Trouble(worst.reason, f"pod {name}{others}: {worst.message}")
+
+
+def _began(container: Mapping[str, Any]) -> str:
+    return str(((container.get("state") or {}).get("running") or {}).get("startedAt") or "")
+
+
+def _preflight(status: Mapping[str, Any]) -> str:
+    """Return the verdict that a preflight left where it let the engine start."""
+    for container in status.get("initContainerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if container["name"] == PREFLIGHT_CONTAINER and not ended.get("exitCode"):
+            return str(ended.get("message") or "").strip()[-_LAST_WORDS:]
+    return ""
 
 
 def _trouble(status: Mapping[str, Any]) -> Trouble:

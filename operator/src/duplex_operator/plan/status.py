@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from duplex_connector.contract import Backend
+from duplex_connector.contract import Backend, Port
 from duplex_operator.api import ConditionType, DisaggregatedServing, Reason, Resolved
 from duplex_operator.api.status import (
     EffectiveTuning,
@@ -18,37 +18,9 @@ from duplex_operator.plan.conditions import Draft
 from duplex_operator.plan.observed import Observed, Trouble, Workload
 from duplex_operator.plan.pods import HOPELESS, gravest
 from duplex_operator.plan.rollout import Rollout
-from duplex_operator.plan.stats import Total
+from duplex_operator.plan.stats import CANARY_FAILURES, Total
 
 _NETWORKS: Final[Mapping[str, str]] = {Backend.LIBFABRIC: "efa", Backend.UCX: "tcp"}
-
-_REJECTIONS: Final = {
-    "no-proof": Reason.PREFIX_MISMATCH,
-    "malformed": Reason.PREFIX_MISMATCH,
-    "groups-differ": Reason.PREFIX_MISMATCH,
-    "diverged": Reason.PREFIX_MISMATCH,
-    "all-or-nothing": Reason.PREFIX_MISMATCH,
-    "state-full-hit": Reason.PREFIX_MISMATCH,
-    "unsupported-input": Reason.PREFIX_MISMATCH,
-    "unproved": Reason.PREFIX_MISMATCH,
-    "shared-history": Reason.PREFIX_MISMATCH,
-    "unstable-template": Reason.PREFIX_MISMATCH,
-    "expired": Reason.STALE_HANDLES,
-    "engine-gone": Reason.STALE_HANDLES,
-    "revision": Reason.STALE_HANDLES,
-    "draining": Reason.STALE_HANDLES,
-    "boot": Reason.STALE_HANDLES,
-    "used": Reason.STALE_HANDLES,
-    "useless": Reason.STALE_HANDLES,
-    "pull-failed": Reason.STALE_HANDLES,
-    "preempted": Reason.STALE_HANDLES,
-    "over-budget": Reason.BUDGET_EXCEEDED,
-    "below-threshold": Reason.BELOW_THRESHOLD,
-}
-"""Why routers and engines say that a turn was not reused, and the condition's reason for each."""
-
-_LOCAL: Final = "local"
-"""Why not, where prefill had the whole history in its own cache: nothing is wrong then."""
 
 
 def role_status(role: str, wanted: int, revision: str, observed: Observed) -> RoleStatus:
@@ -97,16 +69,39 @@ def ready_condition(rollout: Rollout, parts: Mapping[str, Draft], counts: Total,
         reason, message = _no_pair(parts)
     elif not parts["router"].holds:
         reason, message = parts["router"].reason, parts["router"].message
-    elif counts.canary_message:
-        reason, message = Reason.CANARY_FAILED, f"no token has come through yet: {counts.canary_message}"
+    elif not counts.answered:
+        reason = Reason.WAITING_FOR_ROUTER
+        message = (
+            f"no router answers the operator on port {Port.ADMIN}: if it stays so, let a NetworkPolicy pass the "
+            "operator's namespace to it"
+        )
+    elif failed := _failed_canary(rollout, counts):
+        reason, message = Reason.CANARY_FAILED, failed
     else:
         reason, message = Reason.WAITING_FOR_CANARY, "pods are ready; no token has come through the router yet"
     return Draft(ConditionType.READY, False, reason, message)
 
 
 def serving_revision(rollout: Rollout, counts: Total) -> str | None:
-    """Return the revision that has a ready pair and through which tokens have come, the wanted one if it has."""
-    return next((name for name in rollout.able if counts.served_tokens.get(name)), None)
+    """Return the revision that has a ready pair and through which tokens come, the wanted one if it has.
+
+    One whose canary fails again and again, while no client is served either, has served once and no longer does.
+    """
+    return next((name for name in rollout.able if counts.served_tokens.get(name) and not _fails(name, counts)), None)
+
+
+def _fails(revision: str, counts: Total) -> bool:
+    canary = counts.canaries.get(revision)
+    return canary is not None and canary.failures >= CANARY_FAILURES
+
+
+def _failed_canary(rollout: Rollout, counts: Total) -> str | None:
+    """Say why no token comes through, where the canary has tried."""
+    for name in rollout.able:
+        canary = counts.canaries.get(name)
+        if canary is not None and canary.failures:
+            return f"no token comes through revision {name}: {canary.message}; see the router's log"
+    return None
 
 
 def _no_pair(parts: Mapping[str, Draft]) -> tuple[Reason, str]:
@@ -139,71 +134,31 @@ def progressing_condition(
     return Draft(kind, True, Reason.PROGRESSING, f"revision {wanted} comes up{kept}")
 
 
-def transport_condition(resolved: Resolved, counts: Total) -> Draft:
-    """Say whether KV was seen to move over the wanted transport."""
-    kind, wanted = ConditionType.TRANSPORT_VERIFIED, resolved.backend.value
-    if counts.backend is not None and counts.backend != wanted:
-        return Draft(
-            kind,
-            False,
-            Reason.FELL_BACK_TO_TCP,
-            f"engines report {counts.backend} where {wanted} is wanted: check the EFA device plugin and the image",
-        )
-    if counts.bytes_moved:
-        return Draft(kind, True, Reason.TRANSPORT_OBSERVED, f"engines moved KV over {wanted}")
-    return Draft(kind, None, Reason.NO_TRAFFIC, f"no KV has moved over {wanted} yet")
-
-
-def reuse_condition(resolved: Resolved, counts: Total) -> Draft:
-    """Say whether finished turns are reused."""
-    kind = ConditionType.REUSE_EFFECTIVE
-    if not resolved.bidirectional:
-        return Draft(
-            kind,
-            False,
-            Reason.REUSE_DISABLED,
-            "reuse is off: set kvTransfer.bidirectional.enabled to true, if the engine can",
-        )
-    reused = counts.full + counts.partial
-    if reused or counts.canary_reused:
-        seen = f"{reused} of {counts.eligible} eligible turns" if counts.eligible else "the canary's second turn"
-        return Draft(kind, True, Reason.REUSE_OBSERVED, f"reused: {seen}")
-    rejected = [name for name in counts.rejected if name != _LOCAL]
-    if rejected or counts.canary_reused is False:
-        reason = next((_REJECTIONS[name] for name in rejected if name in _REJECTIONS), Reason.CANARY_FAILED)
-        told = ", ".join(f"{name} {counts.rejected[name]} times" for name in rejected)
-        return Draft(kind, False, reason, f"no turn was reused: {told or counts.canary_message}")
-    had = "; prefill had all histories in its own cache" if _LOCAL in counts.rejected else ""
-    return Draft(kind, None, Reason.NO_TRAFFIC, f"no turn that had to pull another has been served yet{had}")
-
-
-def transport_status(resolved: Resolved, counts: Total) -> TransportStatus:
-    """Report the transport."""
+def transport_status(resolved: Resolved, counts: Total, condition: Draft) -> TransportStatus:
+    """Report the transport, as its condition found it."""
     backend = counts.backend or resolved.backend.value
-    network = _NETWORKS.get(backend, backend.lower())
-    matches = counts.backend in (None, resolved.backend.value)
+    fell_back = condition.reason is Reason.FELL_BACK_TO_TCP
     return TransportStatus(
         backend=backend,
-        network=network,
-        verified=bool(counts.bytes_moved) and matches,
+        network="tcp" if fell_back else _NETWORKS.get(backend, backend.lower()),
+        verified=bool(condition.holds),
         bytes_moved=counts.bytes_moved,
     )
 
 
 def reuse_status(counts: Total) -> ReuseStatus:
     """Report how well finished turns are reused."""
-    percent = (
-        round(100 * min(counts.full + counts.partial, counts.eligible) / counts.eligible) if counts.eligible else None
-    )
+    reuse = counts.reuse
+    percent = round(100 * min(reuse.full + reuse.partial, reuse.eligible) / reuse.eligible) if reuse.eligible else None
     return ReuseStatus(
         turns=counts.turns,
-        eligible=counts.eligible,
-        full=counts.full,
-        partial=counts.partial,
+        eligible=reuse.eligible,
+        full=reuse.full,
+        partial=reuse.partial,
         percent=percent,
         summary=None if percent is None else f"{percent}%",
         saved_prefill_tokens=counts.saved_prefill_tokens,
-        rejected=dict(counts.rejected) or None,
+        rejected=dict(reuse.rejected) or None,
     )
 
 

@@ -86,6 +86,8 @@ class Reconciler:
         except ForbiddenError as error:
             decided = self._stalled(obj, Reason.FORBIDDEN, str(error))
         await self._report(obj, decided)
+        if decided.restart is not None:
+            await self._writer.restart(obj, decided.restart)
         if decided.requeue_after == STEADY_SECONDS:
             self._steady.add(key)
         else:

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from duplex_connector.contract import GROUP, KIND, MANAGED_BY, VERSION
-from duplex_kube.api import EVENTS, KubeApi, KubeObject, Preconditions
+from duplex_kube.api import EVENTS, PODS, KubeApi, KubeObject, Preconditions
 from duplex_kube.errors import ConflictError, KubeError, NotFoundError
-from duplex_operator.plan import ChildRef, EventDraft
+from duplex_operator.plan import ChildRef, EventDraft, Restart
 from duplex_operator.reconcile.children import Child, ChildName, controller_of
 from duplex_operator.reconcile.kinds import BY_KIND, SERVINGS
 from duplex_operator.reconcile.servings import Key, key_of
@@ -62,6 +62,17 @@ class Writer:
             await self._api.delete(BY_KIND[child.kind], key[0], child.name, preconditions=Preconditions(uid=child.uid))
         except (NotFoundError, ConflictError) as error:
             log.info("%s %s/%s was not deleted: %s", child.kind, key[0], child.name, error)
+        else:
+            self._metrics.writes.labels("delete").inc()
+
+    async def restart(self, serving: KubeObject, restart: Restart) -> None:
+        """Delete exactly the engine pod that was seen, with its grace; its Deployment makes another."""
+        namespace = serving["metadata"]["namespace"]
+        log.warning("%s/%s: %s", namespace, serving["metadata"]["name"], restart.why)
+        try:
+            await self._api.delete(PODS, namespace, restart.pod, preconditions=Preconditions(uid=restart.uid))
+        except (NotFoundError, ConflictError) as error:
+            log.info("pod %s/%s was not deleted: %s", namespace, restart.pod, error)
         else:
             self._metrics.writes.labels("delete").inc()
 

@@ -113,6 +113,20 @@ def test_a_finished_init_container_is_no_trouble() -> None:
     assert trouble.reason is Reason.MODEL_LOADING
 
 
+def test_a_pods_lives_and_its_preflights_verdict_are_read() -> None:
+    done = {
+        "name": "preflight",
+        "state": {"terminated": {"exitCode": 0, "message": "preflight: the engine can start\n"}},
+    }
+    running = {"state": RUNNING, "ready": True, "name": "engine", "restartCount": 2}
+    found = pod(initContainerStatuses=[done], containerStatuses=[running])
+    assert (found.started, found.restarts) == ("2026-01-01T00:00:00Z", 2)
+    assert found.preflight == "preflight: the engine can start"
+    failed = {"name": "preflight", "state": {"terminated": {"exitCode": 1, "message": "preflight: no EFA"}}}
+    assert pod(initContainerStatuses=[failed]).preflight == ""
+    assert (pod().started, pod().restarts, pod().preflight) == ("", 0, "")
+
+
 def test_a_ready_or_terminating_pod_has_no_trouble() -> None:
     assert pod(conditions=[{"type": "Ready", "status": "True"}]).trouble is None
     ending = pod_of({"metadata": {"name": "p", "deletionTimestamp": "now"}, "status": {"phase": "Running"}})

@@ -45,6 +45,7 @@ class Routers:
         self.silent = False
         self.deaf = False  # answers, but never acknowledges a fleet document
         self.served: Callable[[str], int] = lambda _revision: 1
+        self.broken: list[dict[str, Any]] = []  # pairs that cannot reach each other
 
     async def __call__(self, _address: str) -> object:
         if self.silent:
@@ -54,8 +55,10 @@ class Routers:
         revisions = [entry["name"] for document in documents for entry in document["revisions"]]
         return {
             "fleetVersion": [0, 0] if self.deaf else max(document["version"] for document in documents),
-            "revisions": {name: {"servedTokens": self.served(name)} for name in revisions},
-            "reuse": {"eligible": 7, "full": 4, "partial": 1, "savedPrefillTokens": 512, "rejected": {"stale": 2}},
+            "revisions": {name: {"servedTokens": self.served(name), "bytesMoved": 4096} for name in revisions},
+            "brokenPairs": self.broken,
+            "recentReuse": {"eligible": 7, "full": 4, "partial": 1, "rejected": {"expired": 2}},
+            "reuse": {"eligible": 7, "full": 4, "partial": 1, "savedPrefillTokens": 512, "rejected": {"expired": 2}},
             "retention": {"conversations": 3, "tokens": 4096},
             "transport": {"backend": "UCX", "bytesMoved": 4096},
             "turns": 9,

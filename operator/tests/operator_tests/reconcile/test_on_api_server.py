@@ -1,6 +1,7 @@
 """The operator against a real API server, its controllers and its garbage collector."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from duplex_kube.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
+    EVENTS,
     LEASES,
     PODS,
     ROLE_BINDINGS,
@@ -203,6 +205,44 @@ async def test_an_image_that_never_starts_takes_nothing_from_what_serves(world: 
         fleet = {entry["name"]: entry["weight"] for entry in (await world.fleet("chat"))["revisions"]}
         assert fleet[old] == 100
         assert await world.condition("chat", "Ready") == ("True", "Serving")
+
+
+async def test_one_side_of_a_pair_that_cannot_reach_each_other_is_restarted_once(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace, prefill={"instanceType": "cpu", "replicas": 2}))
+        await world.rolled_out("chat")
+        pods = (await world.client.list(PODS, Selection(world.namespace, "duplex.dev/serving=chat"))).items
+        names: dict[str, list[str]] = {}
+        for pod in pods:
+            names.setdefault(pod["metadata"]["labels"]["duplex.dev/role"], []).append(pod["metadata"]["name"])
+        sick, well = sorted(names["prefill"])
+        pair = {"prefill": sick, "decode": names["decode"][0], "failures": 4}
+        world.routers.broken = [{**pair, "since": time.time() - 3600}]
+
+        async def restarted() -> bool:
+            now = (await world.client.list(PODS, Selection(world.namespace, "duplex.dev/role=prefill"))).items
+            left = {pod["metadata"]["name"] for pod in now if "deletionTimestamp" not in pod["metadata"]}
+            return sick not in left and well in left and len(left) == 2
+
+        await eventually(restarted)
+        await world.rolled_out("chat")
+        healing = (await world.serving("chat"))["status"]["healing"]
+        assert (healing["restarts"], healing["pod"]) == (1, sick)
+        # The network is still cut: what came in its place cannot reach decode either, and is left alone for now.
+        now = (await world.client.list(PODS, Selection(world.namespace, "duplex.dev/role=prefill"))).items
+        fresh = next(pod["metadata"]["name"] for pod in now if pod["metadata"]["name"] != well)
+        world.routers.broken = [{**pair, "prefill": fresh, "since": time.time() - 3600}]
+
+        async def told() -> bool:
+            return await world.condition("chat", "TransportVerified") == ("False", "PeerStale")
+
+        await eventually(told)
+        await asyncio.sleep(4)
+        assert (await world.serving("chat"))["status"]["healing"] == healing
+        events = await world.client.list(EVENTS, Selection(world.namespace))
+        reasons = [event["reason"] for event in events.items]
+        assert reasons.count("EngineRestarted") == 1
+        assert "PeerStale" in reasons
 
 
 async def test_routers_that_do_not_acknowledge_hold_the_old_revision(world: World) -> None:
