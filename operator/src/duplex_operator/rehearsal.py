@@ -212,7 +212,6 @@ def _workload(name: str, one: _Deployment) -> Workload:
         updated=one.replicas,
         settled=True,
         refused="",
-        overdue=False,
     )
 
 

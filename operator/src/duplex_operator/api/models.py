@@ -47,23 +47,20 @@ class Rollout(ApiModel):
 
     model_config = with_rules(
         Rule(
-            "!has(self.maxSurge) && !has(self.maxUnavailable)",
-            "rollout: maxSurge and maxUnavailable are not acted on in this release; remove them: a change brings up "
-            "one complete new pair of roles and then removes the old one",
-        ),
-        Rule(
-            "!self.paused", "rollout.paused: not acted on in this release; remove it and hold the change back instead"
+            "!has(self.maxSurge) || !has(self.maxUnavailable) || self.maxSurge > 0 || self.maxUnavailable > 0",
+            "rollout: maxSurge and maxUnavailable must not both be 0, or no engine could ever be replaced",
         ),
     )
 
     max_surge: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Matched capacity above the wanted one, in pairs of engines."""
+    """Matched capacity that may be there above the wanted one, in units: one engine of the role with fewer, with its
+    share of the other. Left out: 1; with maxUnavailable above 0: 0."""
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Matched capacity below the wanted one, in pairs of engines."""
+    """Matched capacity that may be missing, in units. Left out: 0; with maxSurge 0: 1."""
     progress_deadline_seconds: Annotated[int, Field(ge=60, le=86_400)] = 3600
-    """Engines that are not ready after so long count as failed."""
+    """A change that has made no progress for so long is Stalled: nothing more is taken from what serves."""
     paused: bool = False
-    """True: a change waits."""
+    """True: a change of the engines goes no further; a change of their number is still followed."""
 
 
 class Placement(ApiModel):

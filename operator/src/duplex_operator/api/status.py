@@ -63,6 +63,7 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"
     REFUSED_BY_API_SERVER = "RefusedByAPIServer"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLOUT_PAUSED = "RolloutPaused"
 
 
 class RoleStatus(ApiModel):
@@ -175,6 +176,17 @@ class HealingStatus(ApiModel):
     """Why."""
 
 
+class RolloutStatus(ApiModel):
+    """A change of the engines or of their number that is under way; absent where none is."""
+
+    message: Text
+    """Engines by revision and role, ready/wanted."""
+    reached: Word
+    """What has been reached, in brief; each progress changes it."""
+    last_progress_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    """When `reached` last changed; rollout.progressDeadlineSeconds count from here."""
+
+
 class Condition(ApiModel):
     """One observation of the serving (Kubernetes' metav1.Condition)."""
 
@@ -221,6 +233,8 @@ class Status(ApiModel):
     """Arithmetic on the decode pool."""
     healing: HealingStatus | None = None
     """Restarts of engines that could not reach each other."""
+    rollout: RolloutStatus | None = None
+    """A change that is under way."""
     conditions: (
         Annotated[
             list[Condition],

@@ -11,7 +11,9 @@ from duplex_operator.plan.conditions import Draft, EventDraft, merge_conditions,
 from duplex_operator.plan.evidence import reuse_condition, transport_condition
 from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
-from duplex_operator.plan.rollout import FleetContent, Rollout, roll
+from duplex_operator.plan.progress import Progress, look
+from duplex_operator.plan.rollout import FleetContent, Rollout, Target, roll
+from duplex_operator.plan.sizes import Sizes, bounds_of
 from duplex_operator.plan.stats import total
 from duplex_operator.plan.status import (
     estimate_status,
@@ -83,14 +85,25 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     serving = wanted.serving
     engines = [obj for obj in wanted.rendered if _is_engine(obj)]
     replicas = {_role(obj): int(obj["spec"]["replicas"]) for obj in engines}
-    rollout = roll(wanted.revision, replicas, observed, suspended=serving.spec.suspend)
-    newest = _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))
-    old = tuple(_resized(obj, sizes[_role(obj)]) for sizes, obj in _old_engines(rollout, observed))
+    progress = look(serving, wanted.revision, observed, now)
+    target = Target(
+        wanted.revision,
+        Sizes(**replicas),
+        bounds_of(serving.spec.rollout),
+        suspended=serving.spec.suspend,
+        held=progress.held,
+    )
+    rollout = roll(target, observed)
+    newest = tuple(
+        _resized(obj, rollout.sizes[wanted.revision])
+        for obj in _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))
+    )
+    old = tuple(_resized(obj, size) for size, obj in _old_engines(wanted.revision, rollout, observed))
     rest = tuple(obj for obj in wanted.rendered if not _is_engine(obj))
     keeping = () if wanted.revision in observed.kept else (_keep(serving, wanted.revision, engines),)
     apply = (*keeping, *rest, *newest, *old)
     healing = heal(resolve(serving.spec).capability, observed, now)
-    status, events, steady = _status(wanted, replicas, rollout, observed, healing, now=now)
+    status, events, steady = _status(wanted, replicas, rollout, progress, healing, observed, now=now)
     return Plan(
         apply=apply,
         delete=_superfluous(wanted, apply, rollout, observed.children),
@@ -133,12 +146,13 @@ def stalled(generation: int, reason: Reason, text: str, status: KubeObject, now:
     return Plan((), (), None, after, tuple(transitions(former, conditions)), STALLED_SECONDS)
 
 
-def _status(
+def _status(  # noqa: PLR0917 - all that was decided goes into the status
     wanted: Wanted,
     replicas: Mapping[str, int],
     rollout: Rollout,
-    observed: Observed,
+    progress: Progress,
     healing: Healing,
+    observed: Observed,
     *,
     now: datetime,
 ) -> tuple[KubeObject, list[EventDraft], bool]:
@@ -150,7 +164,8 @@ def _status(
     parts = _parts(wanted.revision, replicas, routers, observed)
     ready = ready_condition(rollout, parts, counts, suspended=suspended)
     steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
-    progressing = progressing_condition(wanted.revision, rollout, parts, observed, suspended=suspended)
+    stopped = progress.stalled and not rollout.finished
+    progressing = progressing_condition(wanted.revision, rollout, progress, parts, suspended=suspended)
     runs = serving_revision(rollout, counts) or next(iter(rollout.able), wanted.revision)
     transport = transport_condition(resolved, runs, counts, observed, healing.stale)
     drafts = [
@@ -159,7 +174,8 @@ def _status(
         transport,
         reuse_condition(resolved, runs, counts),
         progressing,
-        Draft(ConditionType.RECONCILING, not steady, progressing.reason, progressing.message),
+        Draft(ConditionType.RECONCILING, not steady and not stopped, progressing.reason, progressing.message),
+        Draft(ConditionType.STALLED, stopped, progressing.reason, progressing.message),
     ]
     former = observed.status.get("conditions") or []
     conditions = merge_conditions(former, drafts, serving.metadata.generation, _time(now))
@@ -179,6 +195,7 @@ def _status(
         tuning=tuning_status(serving),
         estimate=estimate_status(serving, counts),
         healing=healing.status,
+        rollout=None if rollout.finished else progress.status(rollout),
     )
     dumped: KubeObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     events = transitions(former, conditions)
@@ -220,16 +237,16 @@ def _without_size(obj: KubeObject) -> KubeObject:
     return {**obj, "spec": {key: value for key, value in obj["spec"].items() if key != "replicas"}}
 
 
-def _resized(obj: KubeObject, replicas: int) -> KubeObject:
-    return {**obj, "spec": {**obj["spec"], "replicas": replicas}}
+def _resized(obj: KubeObject, size: Sizes) -> KubeObject:
+    return {**obj, "spec": {**obj["spec"], "replicas": getattr(size, _role(obj))}}
 
 
-def _old_engines(rollout: Rollout, observed: Observed) -> Iterable[tuple[Mapping[str, int], KubeObject]]:
+def _old_engines(wanted: str, rollout: Rollout, observed: Observed) -> Iterable[tuple[Sizes, KubeObject]]:
     """Yield what was kept of each old revision that stays, with its sizes."""
-    for name, sizes in sorted(rollout.sizes.items()):
-        for obj in observed.kept.get(name, ()):
-            if _role(obj) in sizes:
-                yield sizes, obj
+    for name, size in sorted(rollout.sizes.items()):
+        if name != wanted:
+            for obj in observed.kept.get(name, ()):
+                yield size, obj
 
 
 def _keep(serving: DisaggregatedServing, revision: str, engines: Sequence[KubeObject]) -> KubeObject:
@@ -252,7 +269,7 @@ def _superfluous(
 ) -> tuple[ChildRef, ...]:
     """Return what the serving owns and neither wants nor keeps, in an order that does not depend on the input's."""
     named = {(obj["kind"], obj["metadata"]["name"]) for obj in apply} | {("ConfigMap", wanted.fleet_name)}
-    stays = {wanted.revision, *rollout.sizes}
+    stays = set(rollout.sizes)
     return tuple(
         sorted(
             (

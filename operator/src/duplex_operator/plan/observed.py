@@ -45,7 +45,7 @@ class Workload:
     """One Deployment of engines. ``replicas`` is what its spec asks; the other counts are its status'.
 
     ``settled``: its controller has seen the newest spec. ``refused``: why its controller cannot create pods (a quota,
-    an admission rule), else empty. ``overdue``: it made no progress within its deadline.
+    an admission rule), else empty.
     """
 
     name: str
@@ -57,7 +57,6 @@ class Workload:
     updated: int
     settled: bool
     refused: str
-    overdue: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from duplex_operator.api.status import (
 from duplex_operator.plan.conditions import Draft
 from duplex_operator.plan.observed import Observed, Trouble, Workload
 from duplex_operator.plan.pods import HOPELESS, gravest
+from duplex_operator.plan.progress import Progress
 from duplex_operator.plan.rollout import Rollout
 from duplex_operator.plan.stats import CANARY_FAILURES, Total
 
@@ -113,7 +114,7 @@ def _no_pair(parts: Mapping[str, Draft]) -> tuple[Reason, str]:
 
 
 def progressing_condition(
-    wanted: str, rollout: Rollout, parts: Mapping[str, Draft], observed: Observed, *, suspended: bool
+    wanted: str, rollout: Rollout, progress: Progress, parts: Mapping[str, Draft], *, suspended: bool
 ) -> Draft:
     """Say how the newest revision gets on."""
     kind = ConditionType.PROGRESSING
@@ -124,14 +125,17 @@ def progressing_condition(
     others = [name for name in rollout.able if name != wanted]
     kept = f"; revision {others[0]} goes on serving" if others else ""
     hopeless = next((part for part in parts.values() if part.reason in HOPELESS), None)
+    waiting = next((part.message for part in parts.values() if not part.holds), "")
+    if progress.stalled:
+        text = f"revision {wanted} made no progress within rollout.progressDeadlineSeconds and goes no further"
+        remedy = "put it right, or apply the former spec to go back"
+        return Draft(kind, False, Reason.PROGRESS_DEADLINE_EXCEEDED, f"{text}: {waiting}{kept}; {remedy}")
     if hopeless is not None:
         return Draft(kind, False, hopeless.reason, f"revision {wanted} does not come up: {hopeless.message}{kept}")
-    late = [work.name for work in observed.workloads if work.revision == wanted and work.overdue]
-    if late:
-        text = f"{', '.join(sorted(late))} made no progress within rollout.progressDeadlineSeconds"
-        waiting = next((part.message for part in parts.values() if not part.holds), "")
-        return Draft(kind, False, Reason.PROGRESS_DEADLINE_EXCEEDED, f"{text}: {waiting}{kept}")
-    return Draft(kind, True, Reason.PROGRESSING, f"revision {wanted} comes up{kept}")
+    if progress.paused:
+        text = f"rollout.paused is true: revision {wanted} waits at {progress.words(rollout)}"
+        return Draft(kind, True, Reason.ROLLOUT_PAUSED, f"{text}{kept}")
+    return Draft(kind, True, Reason.PROGRESSING, f"revision {wanted} comes up: {progress.words(rollout)}{kept}")
 
 
 def transport_status(resolved: Resolved, counts: Total, condition: Draft) -> TransportStatus:

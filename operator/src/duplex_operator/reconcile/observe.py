@@ -39,7 +39,7 @@ def workload_of(deployment: KubeObject) -> Workload:
     """Reduce a Deployment."""
     metadata, spec, status = deployment["metadata"], deployment["spec"], deployment.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
-    failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
+    failure = conditions.get("ReplicaFailure", {})
     return Workload(
         name=metadata["name"],
         role=_label(deployment, Label.ROLE),
@@ -50,7 +50,6 @@ def workload_of(deployment: KubeObject) -> Workload:
         updated=status.get("updatedReplicas") or 0,
         settled=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
         refused=failure.get("message", "") if failure.get("status") == "True" else "",
-        overdue=progress.get("reason") == "ProgressDeadlineExceeded",
     )
 
 

@@ -98,10 +98,9 @@ CASES = (
     Case("scaling.ratio: not acted on", {"scaling": {}}, {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}}),
     Case(
         "rollout: maxSurge and maxUnavailable",
-        {"rollout": {"progressDeadlineSeconds": 900}},
-        {"rollout": {"maxSurge": 1}},
+        {"rollout": {"maxSurge": 0, "maxUnavailable": 2, "paused": True}},
+        {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
     ),
-    Case("rollout.paused: not acted on", {"rollout": {"paused": False}}, {"rollout": {"paused": True}}),
     Case("topologyKey: not acted on", {"placement": {}}, {"placement": {"topologyKey": "rack"}}),
     Case("placementGroup: not acted on", {"placement": {}}, {"placement": {"placementGroup": "pg"}}),
     Case("capacityReservation: not acted on", {"placement": {}}, {"placement": {"capacityReservation": "cr-1"}}),

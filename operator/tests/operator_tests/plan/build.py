@@ -49,7 +49,6 @@ def engines(
             updated=replicas,
             settled=True,
             refused="",
-            overdue=False,
         )
         for role in ("prefill", "decode")
     ]
@@ -60,7 +59,7 @@ def router_pod(name: str = "router-0") -> Pod:
 
 
 def router(ready: int = 1) -> Workload:
-    return Workload("chat-router", "router", "", "", 1, ready, 1, settled=True, refused="", overdue=False)
+    return Workload("chat-router", "router", "", "", 1, ready, 1, settled=True, refused="")
 
 
 def fleet(weights: Mapping[str, int], version: tuple[int, int] = (1, 1)) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Whole decisions: what is applied and deleted, and what the status says."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -133,7 +133,7 @@ def test_an_old_revision_is_resized_from_what_was_kept_of_it() -> None:
             *engines(old.revision, ready=2, replicas=2),
             *engines(new.revision, ready=1, replicas=2, created="2026-02-02"),
         ),
-        fleet=fleet({new.revision: 100, old.revision: 0}),
+        fleet=fleet({new.revision: 50, old.revision: 50}),
         stats={"router-0": RouterStats(fleet_version=(1, 1), served_tokens={new.revision: 1})},
     )
     two = serving(prefill={"instanceType": "cpu", "replicas": 2}, decode={"instanceType": "cpu", "replicas": 2})
@@ -195,13 +195,34 @@ def test_pods_that_may_not_be_created_are_told() -> None:
     assert "exceeded quota: gpus" in message
 
 
-def test_no_progress_within_the_deadline_is_told() -> None:
+def test_no_progress_within_the_deadline_stalls_and_is_told() -> None:
     target = wanted()
-    works = tuple(replace(work, ready=0, overdue=True) for work in engines(target.revision))
-    assert condition(plan(target, Observed(workloads=works), NOW), "Progressing")[:2] == (
-        "False",
-        "ProgressDeadlineExceeded",
-    )
+    observed = Observed(workloads=tuple(replace(work, ready=0) for work in engines(target.revision)))
+    begun = plan(target, observed, NOW)
+    assert begun.status["rollout"]["lastProgressTime"] == "2026-01-01T00:00:00Z"
+    assert condition(begun, "Progressing")[:2] == ("True", "Progressing")
+    later = plan(target, replace(observed, status=begun.status), NOW + timedelta(seconds=3600))
+    assert later.status["rollout"] == begun.status["rollout"]
+    for kind, status in (("Progressing", "False"), ("Stalled", "True")):
+        assert condition(later, kind)[:2] == (status, "ProgressDeadlineExceeded")
+    assert condition(later, "Reconciling")[0] == ""
+    grown = replace(observed, workloads=tuple(engines(target.revision)), status=later.status)
+    again = plan(target, grown, NOW + timedelta(seconds=3601))
+    assert condition(again, "Stalled")[0] == ""
+    assert condition(again, "Progressing")[:2] == ("True", "Progressing")
+
+
+def test_a_paused_rollout_says_where_it_stands_and_does_not_stall() -> None:
+    target = wanted(serving(rollout={"paused": True}))
+    observed = serving_well("old", kept={"old": ()})
+    begun = plan(target, observed, NOW)
+    later = plan(target, replace(observed, status=begun.status), NOW + timedelta(days=2))
+    status, reason, message = condition(later, "Progressing")
+    assert (status, reason) == ("True", "RolloutPaused")
+    assert f"{target.revision} 0P+0D" in message
+    assert condition(later, "Stalled")[0] == ""
+    sizes = {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in later.apply if obj["kind"] == "Deployment"}
+    assert sizes == {f"chat-{role}-{target.revision}": 0 for role in ("prefill", "decode")} | {"chat-router": 1}
 
 
 def test_reuse_that_is_off_is_said_to_be_off() -> None:

@@ -1,16 +1,21 @@
 """Rollouts: the named cases, and for any course of events that a pair which can serve is never taken away."""
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duplex_operator.api import Reason
 from duplex_operator.plan import Observed, RouterStats, Workload
-from duplex_operator.plan.rollout import ACKNOWLEDGE_SECONDS, Rollout, roll
+from duplex_operator.plan.observed import Trouble
+from duplex_operator.plan.rollout import ACKNOWLEDGE_SECONDS, Rollout, Target, roll
+from duplex_operator.plan.sizes import Bounds, Sizes, capacity
 
 from .build import engines, fleet, router_pod, serving_well
 
-ONE = {"prefill": 1, "decode": 1}
+ONE = Sizes(1, 1)
+SPARE = Bounds(1, 0)
 OLDER, OLD, NEW = "older", "old", "new"
 LATER = "2026-02-02T00:00:00Z"
 
@@ -19,8 +24,8 @@ def weights(rollout: Rollout) -> dict[str, int]:
     return dict(rollout.fleet.revisions)
 
 
-def step(observed: Observed, replicas: dict[str, int] | None = None) -> Rollout:
-    return roll(NEW, replicas or ONE, observed, suspended=False)
+def step(observed: Observed, size: Sizes = ONE, bounds: Bounds = SPARE, *, held: bool = False) -> Rollout:
+    return roll(Target(NEW, size, bounds, held=held), observed)
 
 
 def both(*, new_ready: int = 1, served: bool = True, heard: bool = True, switched: bool = True) -> Observed:
@@ -37,19 +42,19 @@ def both(*, new_ready: int = 1, served: bool = True, heard: bool = True, switche
 def test_the_first_revision_gets_everything() -> None:
     first = step(Observed())
     assert weights(first) == {NEW: 100}
-    assert (first.able, first.finished, first.sizes) == ((), False, {})
+    assert (first.able, first.finished, first.sizes) == ((), False, {NEW: ONE})
 
 
 def test_a_new_revision_that_is_not_ready_takes_nothing() -> None:
     now = step(both(new_ready=0, switched=False))
     assert weights(now) == {NEW: 0, OLD: 100}
-    assert now.sizes == {OLD: ONE}
+    assert now.sizes == {NEW: ONE, OLD: ONE}
 
 
 def test_ready_pods_are_not_enough_a_token_must_have_come_through() -> None:
     now = step(both(served=False, switched=False))
     assert weights(now) == {NEW: 0, OLD: 100}
-    assert now.sizes == {OLD: ONE}
+    assert now.sizes == {NEW: ONE, OLD: ONE}
 
 
 def test_where_no_router_runs_ready_pods_must_do() -> None:
@@ -60,58 +65,103 @@ def test_where_no_router_runs_ready_pods_must_do() -> None:
 def test_routers_are_told_before_anything_is_taken() -> None:
     now = step(both(switched=False))
     assert weights(now) == {NEW: 100, OLD: 0}
-    assert now.sizes == {OLD: ONE}
+    assert now.sizes == {NEW: ONE, OLD: ONE}
 
 
 def test_a_router_that_has_not_heard_is_waited_for_within_a_bound() -> None:
     deaf = both(heard=False)
-    assert step(deaf).sizes == {OLD: ONE}
-    assert step(replace(deaf, stats={})).sizes == {OLD: ONE}
-    assert step(replace(deaf, fleet_age=ACKNOWLEDGE_SECONDS)).sizes == {}
+    assert step(deaf).sizes == {NEW: ONE, OLD: ONE}
+    assert step(replace(deaf, stats={})).sizes == {NEW: ONE, OLD: ONE}
+    assert step(replace(deaf, fleet_age=ACKNOWLEDGE_SECONDS)).sizes == {NEW: ONE}
 
 
 def test_once_heard_the_old_one_goes() -> None:
     now = step(both())
-    assert now.sizes == {}
+    assert now.sizes == {NEW: ONE}
     assert not now.finished
     done = step(replace(both(), workloads=tuple(engines(NEW))))
     assert done.finished
 
 
+def partly(new_ready: int, new_size: int, old_size: int, shares: dict[str, int]) -> Observed:
+    """Observe a rollout of three pairs between its steps, with the shares that routers know."""
+    works = (
+        *engines(OLD, ready=old_size, replicas=old_size),
+        *engines(NEW, ready=new_ready, replicas=new_size, created=LATER),
+    )
+    return replace(both(), workloads=works, fleet=fleet(shares, (1, 7)))
+
+
 def test_the_old_one_shrinks_as_the_new_one_grows() -> None:
-    three = {"prefill": 3, "decode": 3}
-    old, new = engines(OLD, ready=3, replicas=3), engines(NEW, ready=1, replicas=3, created=LATER)
-    now = step(replace(both(), workloads=(*old, *new)), three)
-    assert now.sizes == {OLD: {"prefill": 2, "decode": 2}}
-    new = engines(NEW, ready=3, replicas=3, created=LATER)
-    assert step(replace(both(), workloads=(*old, *new)), three).sizes == {}
+    three = Sizes(3, 3)
+    begun = step(partly(0, 0, 3, {NEW: 0, OLD: 100}), three)
+    assert begun.sizes == {NEW: ONE, OLD: three}
+    told = step(partly(1, 1, 3, {NEW: 0, OLD: 100}), three)
+    assert (told.sizes, weights(told)) == ({NEW: ONE, OLD: three}, {NEW: 34, OLD: 66})
+    shrunk = step(partly(1, 1, 3, {NEW: 34, OLD: 66}), three)
+    assert shrunk.sizes == {NEW: ONE, OLD: Sizes(2, 2)}
+    grown = step(partly(1, 1, 2, {NEW: 34, OLD: 66}), three)
+    assert grown.sizes == {NEW: Sizes(2, 2), OLD: Sizes(2, 2)}
+    last = step(partly(3, 3, 1, {NEW: 100, OLD: 0}), three)
+    assert last.sizes == {NEW: three}
+
+
+def test_without_a_spare_engine_the_old_one_makes_room_first() -> None:
+    two, none_spare = Sizes(2, 2), Bounds(0, 1)
+    assert step(partly(0, 0, 2, {NEW: 0, OLD: 100}), two, none_spare).sizes == {NEW: Sizes(), OLD: ONE}
+    assert step(partly(0, 0, 1, {NEW: 0, OLD: 100}), two, none_spare).sizes == {NEW: ONE, OLD: ONE}
+
+
+def test_engines_on_their_way_out_still_take_their_room() -> None:
+    ending = replace(router_pod("d"), role="decode", revision=OLD, terminating=True)
+    observed = partly(0, 0, 1, {NEW: 0, OLD: 100})
+    assert step(observed, Sizes(2, 2), Bounds(0, 1)).sizes[NEW] == ONE
+    late = replace(observed, pods=(*observed.pods, ending))
+    assert step(late, Sizes(2, 2), Bounds(0, 1)).sizes[NEW] == Sizes()
+
+
+def test_what_is_held_moves_nothing_and_a_scale_up_goes_to_what_serves() -> None:
+    unproved = partly(0, 0, 2, {NEW: 0, OLD: 100})
+    assert step(unproved, Sizes(2, 2), held=True).sizes == {NEW: Sizes(), OLD: Sizes(2, 2)}
+    assert step(unproved, Sizes(4, 4), held=True).sizes == {NEW: Sizes(), OLD: Sizes(4, 4)}
+    halfway = partly(1, 1, 2, {NEW: 34, OLD: 66})
+    assert step(halfway, Sizes(3, 3), held=True).sizes == {NEW: ONE, OLD: Sizes(2, 2)}
+    assert step(halfway, Sizes(5, 5), held=True).sizes == {NEW: Sizes(3, 3), OLD: Sizes(2, 2)}
+
+
+def test_a_scale_up_goes_to_the_old_one_where_the_new_one_cannot_start() -> None:
+    observed = partly(0, 1, 2, {NEW: 0, OLD: 100})
+    assert step(observed, Sizes(4, 4)).sizes == {NEW: ONE, OLD: Sizes(2, 2)}
+    bad = Trouble(Reason.IMAGE_PULL, "no such image")
+    pod = replace(router_pod("d"), role="decode", revision=NEW, ready=False, trouble=bad)
+    assert step(replace(observed, pods=(*observed.pods, pod)), Sizes(4, 4)).sizes == {NEW: ONE, OLD: Sizes(4, 4)}
 
 
 def test_an_abandoned_revision_that_never_ran_goes_at_once_and_the_good_one_stays() -> None:
     works = (*engines(OLDER), *engines(OLD, ready=0, created=LATER), *engines(NEW, ready=0, created="2026-03-03"))
     now = step(replace(both(switched=False), workloads=works))
-    assert now.sizes == {OLDER: ONE}
+    assert now.sizes == {NEW: ONE, OLDER: ONE}
     assert weights(now) == {NEW: 0, OLDER: 100}
 
 
 def test_where_none_can_serve_the_oldest_stays_because_it_once_did() -> None:
     works = (*engines(OLDER, ready=0), *engines(OLD, ready=0, created=LATER))
     now = step(replace(both(switched=False), workloads=works))
-    assert now.sizes == {OLDER: ONE}
+    assert now.sizes == {NEW: ONE, OLDER: ONE}
 
 
 def test_going_back_to_the_old_revision_makes_it_the_new_one() -> None:
     works = (*engines(NEW), *engines(OLD, ready=0, created=LATER))
     served = {"router-0": RouterStats(fleet_version=(1, 7), served_tokens={NEW: 9})}
     now = step(replace(both(), workloads=works, stats=served))
-    assert now.sizes == {} or OLD in now.sizes
+    assert now.sizes == {NEW: ONE}
     assert weights(now) == {NEW: 100, OLD: 0}
     assert now.able == (NEW,)
 
 
 def test_suspended_keeps_one_revision_and_no_size() -> None:
-    now = roll(NEW, {"prefill": 0, "decode": 0}, both(), suspended=True)
-    assert (weights(now), now.sizes, now.able) == ({NEW: 100}, {}, ())
+    now = roll(Target(NEW, Sizes(), SPARE, suspended=True), both())
+    assert (weights(now), now.sizes, now.able) == ({NEW: 100}, {NEW: Sizes()}, ())
 
 
 def test_terminating_decode_pods_are_named_as_draining() -> None:
@@ -124,8 +174,8 @@ def test_terminating_decode_pods_are_named_as_draining() -> None:
 class Cluster:
     """A cluster that does what it is told, late and unreliably."""
 
-    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    ready: dict[str, dict[str, int]] = field(default_factory=dict)
+    sizes: dict[str, Sizes] = field(default_factory=dict)
+    ready: dict[str, Sizes] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
     good: dict[str, bool] = field(default_factory=dict)
     served: set[str] = field(default_factory=set)
@@ -134,16 +184,20 @@ class Cluster:
     acknowledged: int = 0
 
     def pair(self, name: str) -> bool:
-        return all(self.ready.get(name, {}).get(role, 0) > 0 for role in ONE)
+        return self.ready.get(name, Sizes()).pair
+
+    def capacity(self, target: Sizes) -> Fraction:
+        """Return what can serve: of a revision that is not taken over yet, nothing counts."""
+        return sum((capacity(self.ready[name], target) for name in self.sizes if name in self.served), Fraction(0))
 
     def observe(self) -> Observed:
         works = [
             Workload(
-                f"{name}-{role}", role, name, f"{self.born[name]:09}", size, self.ready[name][role], size,
-                settled=True, refused="", overdue=False,
+                f"{name}-{role}", role, name, f"{self.born[name]:09}", getattr(size, role),
+                getattr(self.ready[name], role), getattr(size, role), settled=True, refused="",
             )
-            for name, roles in self.sizes.items()
-            for role, size in roles.items()
+            for name, size in self.sizes.items()
+            for role in ("prefill", "decode")
         ]  # fmt: skip
         stats = RouterStats(fleet_version=(1, self.acknowledged), served_tokens=dict.fromkeys(self.served, 1))
         return Observed(
@@ -153,63 +207,108 @@ class Cluster:
             stats={"router-0": stats},
         )
 
-    def obey(self, rollout: Rollout, wanted: str, replicas: dict[str, int]) -> None:
+    def obey(self, rollout: Rollout) -> None:
         if dict(rollout.fleet.revisions) != self.weights:
             self.weights = dict(rollout.fleet.revisions)
             self.version += 1
-        sizes = {wanted: dict(replicas), **{name: dict(roles) for name, roles in rollout.sizes.items()}}
-        for name, roles in sizes.items():
+        for name in rollout.sizes:
             self.born.setdefault(name, len(self.born))
-            ready = self.ready.get(name, {})
-            self.ready[name] = {role: min(size, ready.get(role, 0)) for role, size in roles.items()}
-        self.sizes = sizes
-        self.ready = {name: ready for name, ready in self.ready.items() if name in sizes}
+        self.ready = {name: size.least(self.ready.get(name, Sizes())) for name, size in rollout.sizes.items()}
+        self.sizes = dict(rollout.sizes)
 
-    def live(self, name: str) -> None:
-        """Start what is wanted of a good revision, and have the canary go through it."""
+    def live(self, name: str, *, part: bool = False) -> None:
+        """Start what is wanted of a good revision (or one more of each), and have the canary go through it."""
         if self.good[name] and name in self.sizes:
-            self.ready[name] = dict(self.sizes[name])
+            more = self.ready[name] + ONE if part else self.sizes[name]
+            self.ready[name] = more.least(self.sizes[name])
         if self.pair(name):
             self.served.add(name)
 
 
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["edit", "bad edit", "reconcile", "start", "acknowledge"]), st.integers(0, 3)),
-    max_size=40,
-)
+ACTIONS = [
+    "edit",
+    "bad edit",
+    "back",
+    "scale",
+    "pause",
+    "reconcile",
+    "reconcile",
+    "start",
+    "one more",
+    "acknowledge",
+    "a while",
+]
+EVENTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=40)
+BOUNDS = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any).map(lambda pair: Bounds(*pair))
 
 
-@settings(max_examples=300, deadline=None)
-@given(EVENTS, st.integers(1, 3))
-def test_no_course_of_events_takes_the_last_pair_away_and_all_end_in_the_wanted_revision(
-    events: list[tuple[str, int]], size: int
+@settings(max_examples=150, deadline=None)
+@given(EVENTS, BOUNDS, st.integers(1, 5), st.integers(1, 5))
+def test_whatever_happens_the_bounds_hold_a_pair_stays_and_all_ends_in_the_wanted_revision(
+    events: list[tuple[str, int]], bounds: Bounds, prefill: int, decode: int
 ) -> None:
-    replicas = {"prefill": size, "decode": size}
     cluster = Cluster(good={"r0": True})
-    wanted = "r0"
+    wanted, size, paused = "r0", Sizes(prefill, decode), False
     for action, which in events:
         names = sorted(cluster.sizes)
         if action in {"edit", "bad edit"}:
             wanted = f"r{len(cluster.good)}"
             cluster.good[wanted] = action == "edit"
+        elif action == "back" and names:
+            wanted = names[which % len(names)]
+        elif action == "scale":
+            size = Sizes(1 + which, 1 + (which + decode) % 4)
+        elif action == "pause":
+            paused = not paused
         elif action == "reconcile":
-            before = [name for name in cluster.sizes if cluster.pair(name)]
-            rollout = roll(wanted, replicas, cluster.observe(), suspended=False)
-            cluster.obey(rollout, wanted, replicas)
-            still = [name for name in cluster.sizes if cluster.pair(name)]
-            assert bool(still) == bool(before)
-            if before:
-                # New conversations find a pair that can serve.
-                assert any(cluster.weights.get(name) for name in still)
-        elif action == "start" and names:
-            cluster.live(names[which % len(names)])
+            one_step(cluster, Target(wanted, size, bounds, held=paused))
+        elif action in {"start", "one more"} and names:
+            cluster.live(names[which % len(names)], part=action == "one more")
         elif action == "acknowledge":
             cluster.acknowledged = cluster.version
-    cluster.good.setdefault(wanted, True)
+        elif action == "a while":
+            go_on(cluster, Target(wanted, size, bounds, held=paused), rounds=1 + which)
     cluster.good[wanted] = True
-    for _ in range(8):
-        cluster.obey(roll(wanted, replicas, cluster.observe(), suspended=False), wanted, replicas)
-        cluster.live(wanted)
+    go_on(cluster, Target(wanted, size, bounds), rounds=60)
+    assert cluster.sizes == {wanted: size}
+    assert roll(Target(wanted, size, bounds), cluster.observe()).finished
+
+
+def go_on(cluster: Cluster, target: Target, rounds: int) -> None:
+    """Let everything work as it should for some time."""
+    for _ in range(rounds):
+        if one_step(cluster, target).finished:
+            return
+        for name in list(cluster.sizes):
+            cluster.live(name)
         cluster.acknowledged = cluster.version
-    assert cluster.sizes == {wanted: replicas}
-    assert roll(wanted, replicas, cluster.observe(), suspended=False).finished
+
+
+def one_step(cluster: Cluster, target: Target) -> Rollout:
+    """Reconcile once, and check what must hold of each step whatever came before."""
+    size, bounds = target.size, target.bounds
+    before, engines_before = cluster.capacity(size), sum(cluster.sizes.values(), Sizes())
+    pairs = [name for name in cluster.sizes if cluster.pair(name)]
+    proved = target.revision in cluster.served
+    old_count = sum(name != target.revision for name in cluster.sizes)
+    old_pairs = [name for name in pairs if name != target.revision]
+    rollout = roll(target, cluster.observe())
+    cluster.obey(rollout)
+    units = min(size.prefill, size.decode)
+    floor = Fraction(units - bounds.unavailable)
+    # No less capacity than promised, where it was there; several old revisions may have to make room to get on at all.
+    if old_count <= 1:
+        assert cluster.capacity(size) >= min(before, floor)
+    # No more engines than promised, except those that were there.
+    limit = Sizes(*(-(-(units + bounds.surge) * wanted // units) for wanted in (size.prefill, size.decode)))
+    total = sum(cluster.sizes.values(), Sizes())
+    assert total.most(limit).most(engines_before) == limit.most(engines_before)
+    still = [name for name in cluster.sizes if cluster.pair(name)]
+    recreate = units == 1 and bounds.surge == 0
+    if pairs and not recreate:
+        assert still
+        # New conversations find a pair that can serve.
+        assert any(cluster.weights.get(name) for name in still)
+    if old_pairs and not proved and not recreate:
+        assert any(cluster.pair(name) for name in old_pairs)
+    return rollout
