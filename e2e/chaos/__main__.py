@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options = parse_arguments(arguments)
     print(f"seed {options.seed}, {options.seconds:.0f} s of load", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended in either case
     report = asyncio.run(run(options))
     write_report(options.folder / "report.json", report)
     for name, phase in report["phases"].items():
