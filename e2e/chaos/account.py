@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_SHOWN = 20
-WARM_UP_SHARE = 0.5
-LEAST_TURNS = 150
+LEAST_TURNS = 200
 MOST_KILOBYTES = 1024.0
 """For each 1,000 turns. A turn that is not let go keeps its body, its history and its answer: several kB. What may grow
 meanwhile is bounded: fates of entries (some 200 B a turn), and pages that the allocator has not filled again."""
@@ -48,19 +47,32 @@ def slope(samples: Sequence[tuple[float, float]]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in samples) / spread if spread else 0.0
 
 
-def memory_slope(samples: Sequence[tuple[int, int]]) -> float:
-    """Return by how many kB in 1,000 turns a router grew after its warm-up; samples are (turns, kB)."""
-    after = samples[round(len(samples) * WARM_UP_SHARE) :]
-    return 1000.0 * slope([(float(turns), float(size)) for turns, size in after])
+@dataclass(frozen=True)
+class Sample:
+    """A router's resident memory after so many seconds and turns of load."""
+
+    seconds: float
+    turns: int
+    kilobytes: int
 
 
-def check_memory(account: Account, router: str, samples: Sequence[tuple[int, int]]) -> float:
-    """Return a router's slope in kB per 1,000 turns; where there were enough to tell, growth is a violation."""
-    found = memory_slope(samples)
-    turns = samples[-1][0] - samples[round(len(samples) * WARM_UP_SHARE)][0] if len(samples) > 1 else 0
-    if turns >= LEAST_TURNS and found > MOST_KILOBYTES:
+def memory_slope(samples: Sequence[Sample]) -> float:
+    """Return by how many kB in 1,000 turns a router grew."""
+    return 1000.0 * slope([(float(each.turns), float(each.kilobytes)) for each in samples])
+
+
+def check_memory(account: Account, router: str, samples: Sequence[Sample], warm_up: float) -> float | None:
+    """Return a router's slope in kB per 1,000 turns after the warm-up; growth is a violation.
+
+    `warm_up`: seconds after which as many holds end as begin. None: too few turns came after it to tell.
+    """
+    after = [each for each in samples if each.seconds >= warm_up]
+    if not after or after[-1].turns - after[0].turns < LEAST_TURNS:
+        return None
+    found = memory_slope(after)
+    if found > MOST_KILOBYTES:
         account.violated(f"the memory of {router} grows by {found:.0f} kB in 1,000 turns")
-    return found
+    return round(found, 1)
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from .talk import Talk
 
 PROGRESS_SECONDS = 10.0
 SAMPLE_SECONDS = 2.0
+WARM_UP_SECONDS = 2.0 * TTL_SECONDS
 FREE_SECONDS = TTL_SECONDS + LEASE_SECONDS + 15.0
 SHAPE = ("--sim-template", "strips-thinking", "--sim-tokenizer", "bpe-lossy")
 PACE = ("--sim-profile", "qwen3-32b-p5en")
@@ -125,7 +126,7 @@ class Phase:
         shown = began
         while (now := time.monotonic()) < began + self.options.seconds * self.plan.share:
             for router in site.routers:
-                router.measure()
+                router.measure(now - began)
             for task in tasks:
                 if task.done():
                     task.result()  # a client or the faults ended by an error of the harness
@@ -161,12 +162,14 @@ class Phase:
                 self.account.violated(f"{engine.name} answered from wrong KV {engine.corrupt.total} times")
             if engine.late.total:
                 self.account.violated(f"freed blocks of {engine.name} were read {engine.late.total} times")
-        slopes = {each.name: round(check_memory(self.account, each.name, each.memory), 1) for each in site.routers}
+        slopes = {
+            each.name: check_memory(self.account, each.name, each.memory, WARM_UP_SECONDS) for each in site.routers
+        }
         self.counts |= {
             "legSeconds": round(site.legs, 1),
             "kills": self._faults.counts["kill"],
             "faults": dict(self._faults.counts),
-            "routerKilobytes": {each.name: each.memory[-1][1] for each in site.routers if each.memory},
+            "routerKilobytes": {each.name: each.memory[-1].kilobytes for each in site.routers if each.memory},
             "routerKilobytesPerThousandTurns": slopes,
         }
 

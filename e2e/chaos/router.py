@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .account import Sample
 from .loopback import HOST, free_port
 
 STOP_SECONDS = 90
@@ -17,14 +18,14 @@ STOP_SECONDS = 90
 
 @dataclass(eq=False)
 class Router:
-    """`memory`: after so many turns, so many kB resident."""
+    """`turns`: how many it has been sent; `memory`: what it took on the way."""
 
     name: str
     log: Path
     port: int = field(default_factory=free_port)
     admin: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
-    memory: list[tuple[int, int]] = field(default_factory=list)
+    memory: list[Sample] = field(default_factory=list)
     turns: int = 0
 
     def start(self, options: Sequence[str]) -> None:
@@ -38,13 +39,13 @@ class Router:
         """Tell whether it runs."""
         return self.process is not None and self.process.poll() is None
 
-    def measure(self) -> None:
-        """Note its resident memory."""
+    def measure(self, seconds: float) -> None:
+        """Note its resident memory, after so many seconds of load."""
         if not self.alive() or self.process is None:
             return
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
-                self.memory.append((self.turns, int(line.split()[1])))
+                self.memory.append(Sample(seconds, self.turns, int(line.split()[1])))
 
     async def stop(self) -> int | None:
         """End it as Kubernetes does; return its exit status, None where it had to be killed."""

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from chaos.account import Account, check_memory, slope
+from chaos.account import Account, Sample, check_memory, slope
 from chaos.engine import Tally
 from chaos.faults import Faults, Window
 from chaos.loopback import HOST
@@ -134,12 +134,12 @@ def test_a_fault_explains_only_what_was_under_way(begin: float, end: float, hit:
 
 def test_growing_memory_is_a_violation_and_steady_memory_is_not() -> None:
     account = Account()
-    grows = [(turns, 70_000 + turns * 4) for turns in range(0, 600, 2)]
-    warms_up = [(turns, 70_000 + min(turns, 300) * 4) for turns in range(0, 600, 2)]
-    assert check_memory(account, "one", warms_up) == pytest.approx(0)
-    assert check_memory(account, "one", grows[:30]) == pytest.approx(4000)
+    grows = [Sample(turns / 2, turns, 70_000 + turns * 4) for turns in range(0, 600, 2)]
+    warms_up = [Sample(turns / 2, turns, 70_000 + min(turns, 300) * 4) for turns in range(0, 600, 2)]
+    assert check_memory(account, "one", warms_up, warm_up=150) == pytest.approx(0)
+    assert check_memory(account, "one", grows[:100], warm_up=50) is None
     assert account.violations == []
-    assert check_memory(account, "other", grows) == pytest.approx(4000)
+    assert check_memory(account, "other", grows, warm_up=150) == pytest.approx(4000)
     assert account.violations == ["the memory of other grows by 4000 kB in 1,000 turns"]
 
 
