@@ -1,6 +1,7 @@
 """Faults, one at a time: an engine killed, frozen, cut off, taken out of the fleet, or drained, and then well again.
 
-One at a time because that is what a turn promises to survive: it is done again once. The store that routers share is
+One at a time because that is what a turn promises to survive: it is done again once. So the next fault also waits for
+the turns that met the last one. The store that routers share is
 killed or frozen too, which no turn may notice.
 """
 
@@ -43,6 +44,8 @@ class Faults:
     random: random.Random
     longest_freeze: float
     windows: list[Window] = field(default_factory=list)
+    under_way: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Turns that clients wait for, each with what says that it is over."""
     counts: Counter[str] = field(default_factory=Counter)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -58,12 +61,14 @@ class Faults:
         }
         weights = WEIGHTS | (STORE_WEIGHTS if self.site.store is not None else {})
         while not stop.is_set():
-            await asyncio.sleep(self.random.uniform(0.5, 3.0))
+            await asyncio.sleep(self.random.uniform(0.5, 2.0))
             kind = self.random.choices(list(weights), list(weights.values()))[0]
             engine = self.random.choice(self.site.engines)
             self.counts[kind] += 1
             await kinds[kind](engine)
             await asyncio.sleep(SETTLE_SECONDS)
+            for over in list(self.under_way.values()):
+                await over.wait()
 
     def _begin(self, engine: Engine, kind: str) -> Window:
         window = Window(engine.key, kind, time.monotonic())
@@ -130,6 +135,15 @@ class Faults:
         if state is not None:
             engine.corrupt.take(state["corruptAnswers"])
             engine.late.take(state["freedReads"], explained=late_explained)
+
+    def met(self, begin: float, end: float) -> list[str]:
+        """Return in words the faults of a time, from its beginning on."""
+        found = [each for each in self.windows if each.begin <= end and (each.end is None or each.end >= begin)]
+        return [
+            f"{each.kind} of {each.engine} from {each.begin - begin:.1f} to "
+            + (f"{each.end - begin:.1f} s" if each.end is not None else "now")
+            for each in found
+        ]
 
     def explains(self, begin: float, end: float, keys: set[str]) -> Window | None:
         """Return the fault that hit one of these engines while an answer was under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import time
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from duplex_connector.contract import ConnectorKind
+from duplex_connector.contract import ConnectorKind, Header
 
 from .account import Account, check_memory
 from .engine import LEASE_SECONDS, TTL_SECONDS, answers
@@ -28,7 +29,7 @@ FREE_SECONDS = TTL_SECONDS + LEASE_SECONDS + 15.0
 SHAPE = ("--sim-template", "strips-thinking", "--sim-tokenizer", "bpe-lossy")
 PACE = ("--sim-profile", "qwen3-32b-p5en")
 REFUSED = 1100
-"""So many refused turns fill what a router keeps of its latest ones, before its memory is watched."""
+"""A router keeps 1,024 heads of requests, and what it can explain of as many turns."""
 
 AT_ONCE = 8
 SLOWNESS = 5.0
@@ -94,11 +95,15 @@ class Phase:
 
     @staticmethod
     async def _warm_up(site: Site, session: aiohttp.ClientSession) -> None:
+        """Fill what a router keeps of its latest requests and turns, whose heads differ as those of clients do."""
         body = {"model": MODEL, "max_tokens": 10**9, "messages": [{"role": "user", "content": "of"}]}
+        numbers = itertools.count()
 
         async def ask(port: int) -> None:
             for _ in range(REFUSED // AT_ONCE):
-                async with session.post(f"http://{HOST}:{port}/v1/chat/completions", json=body) as answer:
+                headers = {Header.TENANT: "c0-0", Header.REQUEST_ID: f"warm-{next(numbers)}"}
+                url = f"http://{HOST}:{port}/v1/chat/completions"
+                async with session.post(url, json=body, headers=headers) as answer:
                     if answer.status != 400:  # noqa: PLR2004 - bad request
                         raise RuntimeError(f"a prompt that is too long was answered with {answer.status}")
 

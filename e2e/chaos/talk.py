@@ -39,6 +39,8 @@ class Got:
     leaked: bool = False
     reuse: str = ""
     error: str = ""
+    begin: float = 0.0
+    end: float = 0.0
 
 
 @dataclass
@@ -117,7 +119,8 @@ class Talk:
         expected = await self.oracle.text(body)
         got = Got()
         router = rng.choice(self.site.routers)
-        begin = time.monotonic()
+        over = self.faults.under_way[request_id] = asyncio.Event()
+        got.begin = time.monotonic()
         leaves_after = rng.uniform(0.0, 1.5) if rng.random() < 0.1 else None  # noqa: PLR2004 - one in ten leaves
         headers = {Header.TENANT: self.tenant, Header.REQUEST_ID: request_id}
         try:
@@ -128,8 +131,11 @@ class Talk:
             got.error = got.error or "no answer in time"
         except aiohttp.ClientError as error:
             got.error = repr(error)
+        got.end = time.monotonic()
+        del self.faults.under_way[request_id]
+        over.set()
         router.turns += 1
-        await self._judge(router, request_id, got, expected, begin)
+        await self._judge(router, request_id, got, expected)
         return got
 
     async def _exchange(
@@ -174,8 +180,8 @@ class Talk:
                 got.text += choice["delta"].get("content") or ""
         got.complete = done and not got.error
 
-    async def _judge(self, router: Router, request_id: str, got: Got, expected: str, begin: float) -> None:
-        account, end = self.account, time.monotonic()
+    async def _judge(self, router: Router, request_id: str, got: Got, expected: str) -> None:
+        account = self.account
         if got.leaked:
             account.violated(f"{request_id}: an engine's handle reached the client")
         if got.complete and got.text != expected:
@@ -189,11 +195,12 @@ class Talk:
             account.turns["left"] += 1
         elif got.status == OK:
             account.turns["broken"] += 1
-            await self._explain(router, request_id, got, begin, end)
+            await self._explain(router, request_id, got)
         else:
             account.turns[f"status {got.status}"] += 1
             record = await self._record(router, request_id)
-            account.violated(f"{request_id}: {got.status or 'no answer'} {got.error}; {record}")
+            met = self.faults.met(got.begin, got.end)
+            account.violated(f"{request_id}: {got.status or 'no answer'} {got.error}; {met}; {record}")
 
     async def _record(self, router: Router, request_id: str) -> dict[str, Any]:
         """Return what the router says of a turn."""
@@ -204,10 +211,10 @@ class Talk:
         except (aiohttp.ClientError, TimeoutError):
             return {}
 
-    async def _explain(self, router: Router, request_id: str, got: Got, begin: float, end: float) -> None:
+    async def _explain(self, router: Router, request_id: str, got: Got) -> None:
         """Find the fault that broke an answer after its first byte: its decode engine's, while it answered."""
         record = await self._record(router, request_id)
-        window = self.faults.explains(begin, end, {str(record.get("decode"))})
+        window = self.faults.explains(got.begin, got.end, {str(record.get("decode"))})
         if window is None:
             self.account.violated(f"{request_id}: broken off without a fault of its engine: {got.error}; {record}")
             return

@@ -34,11 +34,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Give a running cluster with the operator installed; KEEP=1 leaves it up."""
-    found = open_cluster(name="e2e", kind=os.environ.get("CLUSTER") or "local")
+    """Give a running cluster with the operator installed; KEEP=1 leaves it up, LAB names it."""
+    found = open_cluster(name=os.environ.get("LAB") or "e2e", kind=os.environ.get("CLUSTER") or "local")
     found.up()
     try:
-        found.load_images([*CONTROL_IMAGES, "simulator"])
+        found.load_images([*CONTROL_IMAGES, "simulator", "store"])
         install_operator(found)
         yield found
     finally:

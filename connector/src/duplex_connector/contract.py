@@ -225,6 +225,7 @@ class Metric:
     """vLLM's and the guarded connector's metric names that other parts read (without `_total`)."""
 
     KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+    PROCESS_START: Final = "process_start_time_seconds"
     PROMPT_TOKENS_BY_SOURCE: Final = "vllm:prompt_tokens_by_source"
     NIXL_BYTES: Final = "vllm:nixl_bytes_transferred"
     NIXL_FAILED: Final = "vllm:nixl_num_failed_transfers"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from duplex_connector.contract import ConnectorKind, Role
+from duplex_router.admin.scrape import Scraper
 from duplex_router.turn.core import LegSettings
 
 from .rig import (
@@ -87,6 +88,38 @@ async def test_a_restarted_decode_engine_has_its_old_handles_dropped(mortal: Eng
         assert (await say(under_test.client(), messages)).reuse == "full"
     assert mortal.corrupt() == 0
     assert mortal.holds() == 0
+
+
+async def test_a_restarted_decode_engine_is_noticed_before_a_turn_asks_it_for_what_it_held(
+    mortal: Engines, tmp_path: Path
+) -> None:
+    async with router(tmp_path, mortal.document()) as under_test:
+        await say(under_test.client(), [*fresh(), user("one")])
+        (entry,) = under_test.service.ledger
+        scraper = Scraper(under_test.service.state)
+        await scraper.once()
+        assert len(under_test.service.ledger) == 1
+        by_url(mortal, entry.engine).restart()
+        under_test.service.fleet.engines[entry.engine].failed(under_test.service.core.clock())
+        await scraper.look_again()
+        assert len(under_test.service.ledger) == 0
+        assert under_test.service.counters.holds_ended["boot"] == 1
+
+
+async def test_what_a_restarted_decode_engine_holds_by_now_is_kept(mortal: Engines, tmp_path: Path) -> None:
+    async with router(tmp_path, mortal.document()) as under_test:
+        await say(under_test.client(), [*fresh(), user("one")])
+        (entry,) = under_test.service.ledger
+        scraper = Scraper(under_test.service.state)
+        await scraper.once()
+        for engine in mortal.decode:
+            engine.restart()
+        while not any(each.engine == entry.engine and each is not entry for each in under_test.service.ledger):
+            await say(under_test.client(), [*fresh(), user("other")])
+        held = [each for each in under_test.service.ledger if each.engine == entry.engine]
+        await scraper.once()
+        assert [each for each in under_test.service.ledger if each.engine == entry.engine] == held
+        assert entry not in held
 
 
 async def test_a_killed_prefill_engine_is_replaced_within_the_turn(mortal: Engines, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from duplex_connector.contract import Metric
 
 _BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BYTE_BUCKETS: Final = tuple(float(2**power) for power in range(10, 37, 2))
@@ -35,6 +38,7 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self._common: Labels = (("engine", "0"), ("model_name", model))
+        self._began = time.time()
         self._counters: dict[str, dict[Labels, float]] = {}
         self._gauges: dict[str, dict[Labels, Callable[[], float]]] = {}
         self._read_counters: dict[str, Callable[[], float]] = {}
@@ -69,7 +73,8 @@ class Metrics:
 
     def exposition(self) -> str:
         """Return the text that `/metrics` answers with."""
-        lines: list[str] = []
+        # As prometheus_client's collector of the process shows it: no labels.
+        lines = [f"# TYPE {Metric.PROCESS_START} gauge", f"{Metric.PROCESS_START} {self._began!r}"]
         for name, gauges in self._gauges.items():
             lines.append(f"# TYPE {name} gauge")
             lines += [f"{name}{self._labels(key)} {float(read())!r}" for key, read in gauges.items()]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from duplex_lab.errors import LabError
 from duplex_lab.node_settings import SANDBOX_IMAGE
 from duplex_lab.oci import ImageConfig, write_archive
 from duplex_lab.paths import cache_folder
+from duplex_lab.store_server import StoreProgram
 from duplex_lab.system import busybox
 
 _FOLDERS: Final = ("etc", "tmp", "var/tmp", "root", "proc", "sys", "dev", "run", "home", "bin", "usr/bin")
@@ -110,6 +111,27 @@ def host_image(reference: str) -> Image:
     return _image(
         reference, [Path("/etc/ld.so.cache").read_bytes(), *(w.encode() for w in COMMAND_IN_POD)], fill, config
     )
+
+
+def store_image(reference: str, program: StoreProgram) -> Image:
+    """Return an image of a Redis or Valkey server and the libraries that it loads, with images/store's command."""
+
+    def fill(root: Path) -> None:
+        _fill_skeleton(root, bin_is_in_usr=False)
+        shutil.copy(program.server.resolve(), root / "bin/store-server")
+        (root / "lib").mkdir()
+        for library in _libraries([str(program.server)], program.environment()):
+            # The loader has an absolute path of its own, which programs name; the rest is found by name.
+            target = root / library.lstrip("/") if Path(library).name.startswith("ld-") else root / "lib"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(os.path.realpath(library), target if target.name != "lib" else target / Path(library).name)
+
+    config = ImageConfig(
+        entrypoint=["/bin/store-server", "--save", "", "--protected-mode", "no", "--bind", "0.0.0.0"],  # noqa: S104 - in a pod
+        environment={"LD_LIBRARY_PATH": "/lib"},
+        user="65532:65532",
+    )
+    return _image(reference, [program.server.resolve().read_bytes()], fill, config)
 
 
 def _image(reference: str, parts: Iterable[bytes], fill: Callable[[Path], None], config: ImageConfig) -> Image:
@@ -215,11 +237,11 @@ def _needless(_: str, names: list[str]) -> set[str]:
     }
 
 
-def _libraries(programs: Iterable[str]) -> list[str]:
+def _libraries(programs: Iterable[str], environment: Mapping[str, str] | None = None) -> list[str]:
     """Return the shared libraries that programs and modules load, by the paths under which the loader finds them."""
     found: set[str] = set()
     for program in programs:
-        shown = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        shown = subprocess.run(["ldd", program], capture_output=True, text=True, check=False, env=environment).stdout
         found.update(re.findall(r"(/\S+\.so\S*)", shown))
     libc = next((Path(library).parent for library in found if Path(library).name.startswith("libc.so")), None)
     if libc is None:

@@ -17,14 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from duplex_lab.base_images import Image, busybox_base, host_image, python_base
+from duplex_lab.base_images import Image, busybox_base, host_image, python_base, store_image
 from duplex_lab.errors import LabError
 from duplex_lab.paths import REPOSITORY, cache_folder
 from duplex_lab.progress import Progress
+from duplex_lab.store_server import ensure_store_program
 from duplex_lab.wheels import ensure_wheels, pip_wheel
 
-NAMES: Final = ("operator", "router", "connector", "simulator", "engine-cpu")
+NAMES: Final = ("operator", "router", "connector", "simulator", "engine-cpu", "store")
 ENGINE_CPU: Final = "engine-cpu"
+STORE: Final = "store"
 _SHELL_ONLY: Final = ("connector",)
 _WHEELS_IN_BUILD: Final = "/wheels"
 _KEPT_ARCHIVES: Final = 2
@@ -46,10 +48,13 @@ def dockerfile(name: str) -> Path:
 def build_image(name: str, progress: Progress) -> Image:
     """Return the image's archive, built now unless one of the same sources, pins and base is in the cache.
 
-    The real engine's image is near-empty here: its environment is 5 GB, which the lab mounts instead (engine.py).
+    The real engine's image is near-empty here: its environment is 5 GB, which the lab mounts instead (engine.py). The
+    store's is made from the server that tests use.
     """
     if name == ENGINE_CPU:
         return host_image(reference(name))
+    if name == STORE:
+        return store_image(reference(name), ensure_store_program(progress))
     file = dockerfile(name)
     with _lock():
         wheels = None if name in _SHELL_ONLY else ensure_wheels(progress)

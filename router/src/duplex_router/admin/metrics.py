@@ -103,6 +103,8 @@ def _holds(page: _Page, state: AdminState) -> None:
     page.one("holds", "gauge", "Holds that this router owns.", len(core.ledger))
     page.one("held_tokens", "gauge", "Tokens in them.", core.ledger.tokens)
     page.by("how", "holds_ended_total", "counter", "Holds that ended.", core.counters.holds_ended)
+    text = "Turns that left no hold, as after a stop string; both: the former hold was used up besides."
+    page.by("lost", "unheld_turns_total", "counter", text, core.counters.unheld)
     page.by("kind", "lease_messages_total", "counter", "Messages about holds.", core.counters.lease_messages)
 
 

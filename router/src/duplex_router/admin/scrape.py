@@ -10,12 +10,14 @@ from http import HTTPStatus
 
 from duplex_connector.contract import Backend, Metric
 from duplex_router.fleet.engines import Engine
+from duplex_router.ledger.fates import Fate
 from duplex_router.turn.legs import Failure
 
 from .asking import ask
 from .state import AdminState
 
 INTERVAL_SECONDS = 10.0
+AGAIN_SECONDS = 1.0
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _CACHE_INFO = "vllm:cache_config_info"
@@ -56,6 +58,11 @@ def kv_bytes_per_token(page: Iterable[Sample]) -> int | None:
     return int(max(found)) if found and max(found) > 0 else None
 
 
+def process_began(page: Iterable[Sample]) -> float | None:
+    """Return the Unix time at which an engine's process began; None where several answer for it, so none says."""
+    return next((value for name, _, value in page if name == Metric.PROCESS_START), None)
+
+
 def bytes_moved(page: Iterable[Sample]) -> int:
     """Return how many bytes NIXL has moved for an engine."""
     return int(sum(value for name, _, value in page if name in _BYTES))
@@ -89,16 +96,24 @@ class Scraper:
             total[revision] += moved
         self._state.transport.bytes_by_revision = total
 
-    async def _read(self, engine: Engine) -> None:
+    async def look_again(self) -> None:
+        """Read those that failed lately: one that has started anew has lost what it held, which turns should know."""
+        engines = [engine for engine in self._state.core.fleet.engines.values() if engine.failures]
+        await asyncio.gather(*(self._read(engine, blame=False) for engine in engines))
+
+    async def _read(self, engine: Engine, *, blame: bool = True) -> None:
         core = self._state.core
         answer = await ask(core.transport, engine, b"/metrics", method=b"GET")
         if isinstance(answer, Failure):
-            engine.failed(core.clock())
+            if blame:
+                engine.failed(core.clock())
             return
         engine.heard_at = core.clock()
         if answer.status != HTTPStatus.OK:
             return
         page = list(samples(answer.body.decode("utf-8", "replace")))
+        if core.fleet.process_began(engine, process_began(page)):
+            core.counters.holds_ended[Fate.BOOT] += core.ledger.forget_engine(engine.key, Fate.BOOT)
         engine.kv_tokens = kv_tokens(page)
         engine.kv_bytes_per_token = kv_bytes_per_token(page) or engine.kv_bytes_per_token
         _, before = self._moved.get(engine.key, ("", 0))
@@ -109,4 +124,6 @@ class Scraper:
         """Read until cancelled."""
         while True:
             await self.once()
-            await asyncio.sleep(INTERVAL_SECONDS)
+            for _ in range(round(INTERVAL_SECONDS / AGAIN_SECONDS)):
+                await asyncio.sleep(AGAIN_SECONDS)
+                await self.look_again()

@@ -21,6 +21,9 @@ PARTNERS_THAT_CONDEMN = 2
 
 _MOST_DOUBLINGS = 32
 
+SAME_LIFE_SECONDS = 1.0
+"""By so much a process may tell its beginning otherwise; none ends, starts anew and serves in less."""
+
 
 def doubled(first: float, times: int, longest: float) -> float:
     """Return how many seconds to rest after doubling `first` so many times; an engine may be down for days."""
@@ -74,6 +77,10 @@ class Engine:
     """When it last answered anything."""
     boot: str = ""
     """The boot that its handles name; empty until the first."""
+    process_began: float | None = None
+    """Unix time at which its process began, as it said when last asked."""
+    boot_then: str = ""
+    """The boot that its handles named at that time."""
     failed_with: set[str] = field(default_factory=set)
     """Partners with which transfers failed since the last one that worked."""
 
@@ -104,6 +111,14 @@ class Engine:
         self.failures = 0
         self.resting_until = 0.0
         self.heard_at = now
+
+    def restarted(self, process_began: float | None) -> bool:
+        """Take when its process began; tell whether that is a new life of which no handle has told yet."""
+        known, known_boot = self.process_began, self.boot_then
+        self.process_began, self.boot_then = process_began, self.boot
+        if known is None or process_began is None or abs(process_began - known) < SAME_LIFE_SECONDS:
+            return False
+        return self.boot == known_boot
 
     def failed_a_transfer(self, partner: str, now: float) -> None:
         """Count a transfer that failed: with one partner alone it is the pair's fault, with more the engine's own."""

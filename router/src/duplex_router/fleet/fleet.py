@@ -107,6 +107,13 @@ class Fleet:
                 self.pairs.forget(engine.key)
             engine.boot = boot
 
+    def process_began(self, engine: Engine, when: float | None) -> bool:
+        """Take when an engine's process began; true: it has started anew, and nobody had noticed."""
+        anew = engine.restarted(when)
+        if anew:
+            self.pairs.forget(engine.key)
+        return anew
+
     def transfer_failed(self, prefill: str, decode: str, way: Way) -> None:
         """Count a failed transfer of a pair, and of its engines where they fail with others too."""
         self.pairs.failed(prefill, decode, way)

@@ -28,6 +28,10 @@ def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Obse
         served = core.counters.revision(record.revision)
         served.turns += 1
         served.served_tokens += record.completion_tokens if usage is not None else 1
+        if observer is not None and observer.handle is None and subject.ttl > 0:
+            # A stop string ends a turn outside the engine, which then keeps nothing (vLLM 0.33, output_processor.py).
+            used_up = not subject.guarded and record.outcome.pulled > 0
+            core.counters.unheld["both" if used_up else "new"] += 1
     record.outcome.count(core.counters, eligible=bool(record.source))
     core.explanations.add(record.request_id, record)
     for observe in core.observers:

@@ -52,6 +52,8 @@ class Counters:
     clients_gone: Counter[str] = field(default_factory=Counter)
     queue: Counter[str] = field(default_factory=Counter)
     holds_ended: Counter[str] = field(default_factory=Counter)
+    unheld: Counter[str] = field(default_factory=Counter)
+    """Turns that ended well and left no hold though they should have."""
     lease_messages: Counter[str] = field(default_factory=Counter)
     revisions: dict[str, RevisionCount] = field(default_factory=dict)
     first_byte: dict[str, Histogram] = field(default_factory=dict)

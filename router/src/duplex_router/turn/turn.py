@@ -9,7 +9,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from duplex_router.fleet.engines import Engine
-from duplex_router.wire.api_errors import engines_error, error_body
+from duplex_router.wire.api_errors import engines_error, error_body, frees_hand_off
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Piece
 from duplex_router.wire.heads import Headers, ResponseHead
@@ -253,8 +253,10 @@ class Turn:
             self._fail(status, f"The decode engine failed ({what}); the request may be sent again.")
 
     def decode_refused(self, answer: Answer) -> None:
-        """See `DecodeListener`. An engine that refuses a request has its hand-off freed."""
+        """See `DecodeListener`."""
         self._leg_ended()
+        if not frees_hand_off(answer.body):
+            self._drop_hand_off()
         self._pass_on(answer)
 
     def decode_streams(self, head: ResponseHead) -> None:

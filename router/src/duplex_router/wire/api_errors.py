@@ -6,6 +6,8 @@ from http import HTTPStatus
 
 import msgspec
 
+_AFTER_READING = frozenset({"BadRequestError", "NotFoundError"})
+
 MESSAGES_PATH = b"/v1/messages"
 RESPONSES_PATH = b"/v1/responses"
 
@@ -63,6 +65,7 @@ def error_event(status: int, message: str, *, path: bytes, sequence: int) -> byt
 
 class _Error(msgspec.Struct):
     message: str
+    type: str | None = None
 
 
 class _Refusal(msgspec.Struct):
@@ -71,6 +74,18 @@ class _Refusal(msgspec.Struct):
 
 
 _decode_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def frees_hand_off(body: bytes) -> bool:
+    """Tell whether a decode engine that refused a request with this body has told prefill that its blocks may go.
+
+    vLLM does so for what it refuses once it has read a request (generate/base/serving.py, 0.33.0); what its validation,
+    its key check or a proxy before it refuses has other types, or another shape.
+    """
+    try:
+        return _decode_refusal(body).error.type in _AFTER_READING
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def engines_error(status: int, body: bytes, path: bytes) -> bytes:
