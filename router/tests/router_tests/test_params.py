@@ -85,13 +85,22 @@ def test_a_release_asks_for_a_remote_prefill() -> None:
 
 
 def test_the_ttl_joins_what_prefill_said() -> None:
-    params = {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5}}
-    sent = json.loads(hand_off_to_decode(json.dumps(params).encode(), 480))
-    assert sent == {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5, "ttl": 480}}
+    own = {"marks": [], "pulled": 5}
+    params = {"remote_request_id": "p", "duplex": own}
+    for separators in ((", ", ": "), (",", ":")):  # spelt so that it is found in place, and so that it is not
+        written, shown = (json.dumps(each, separators=separators).encode() for each in (params, own))
+        sent = json.loads(hand_off_to_decode(written, shown, 480))
+        assert sent == {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5, "ttl": 480}}
+
+
+def test_prefills_token_ids_join_the_hand_off_and_replace_what_is_there() -> None:
+    for params in (b'{"a":1,"duplex":{"b":2}}', b'{"a":1,"prompt_token_ids":[9],"duplex":{"b":2}}', b'{ "a": 1}'):
+        sent = json.loads(hand_off_to_decode(params, b'{"b":2}' if b"b" in params else b"null", 5, b"[1,2]"))
+        assert (sent["a"], sent["prompt_token_ids"], sent["duplex"]["ttl"]) == (1, [1, 2], 5)
 
 
 def test_stock_params_get_an_object_of_their_own() -> None:
-    assert json.loads(hand_off_to_decode(b'{"duplex":null,"a":1}', 0.5)) == {"a": 1, "duplex": {"ttl": 0.5}}
+    assert json.loads(hand_off_to_decode(b'{"duplex":null,"a":1}', b"null", 0.5)) == {"a": 1, "duplex": {"ttl": 0.5}}
 
 
 def test_decode_alone_is_asked_to_hold() -> None:

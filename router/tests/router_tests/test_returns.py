@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from duplex_router.ledger.returns import HALF_LIFE_SECONDS, Gaps, Kind, Returns, chance
+from duplex_router.ledger.returns import HALF_LIFE_SECONDS, Gaps, Kind, Rates, Returns
 
-FLAT = [1e-9] * 13
+FLAT = Rates([1e-9] * 13)
 
 
 def evidence(gaps: list[float], *, gone: list[float] | None = None) -> Gaps:
@@ -22,19 +22,19 @@ def test_the_rate_of_return_is_found_again() -> None:
     draw = random.Random(1)  # noqa: S311 - no secret
     rates = evidence([draw.expovariate(1 / 60) for _ in range(4000)]).rates(FLAT)
     for age in (0.0, 20.0, 100.0):
-        assert chance(rates, age, 30.0) == pytest.approx(0.393, abs=0.06), "1 - exp(-30/60), however long away"
+        assert rates.chance(age, 30.0) == pytest.approx(0.393, abs=0.06), "1 - exp(-30/60), however long away"
 
 
 def test_those_who_left_before_anyone_came_count_for_what_they_waited() -> None:
     kept = evidence([50.0] * 50, gone=[500.0] * 50)
     lost = evidence([50.0] * 50, gone=[1.0] * 50)
-    assert chance(kept.rates(FLAT), 0.0, 100.0) < chance(lost.rates(FLAT), 0.0, 100.0)
+    assert kept.rates(FLAT).chance(0.0, 100.0) < lost.rates(FLAT).chance(0.0, 100.0)
 
 
 def test_who_has_been_away_longer_than_all_others_is_unlikely_to_return() -> None:
     rates = evidence([5.0] * 200, gone=[900.0] * 50).rates(FLAT)
-    assert chance(rates, 1.0, 60.0) > 0.7
-    assert chance(rates, 100.0, 60.0) < 0.01
+    assert rates.chance(1.0, 60.0) > 0.7
+    assert rates.chance(100.0, 60.0) < 0.01
 
 
 def test_chances_are_chances_and_grow_with_the_horizon() -> None:
@@ -65,9 +65,9 @@ def test_a_tenants_own_evidence_outweighs_that_of_all_and_others_profit_from_it(
 
 def test_evidence_fades() -> None:
     gaps = evidence([2.0] * 100)
-    before = chance(gaps.rates(FLAT), 1.0, 10.0)
+    before = gaps.rates(FLAT).chance(1.0, 10.0)
     gaps.learn(2000.0, 10 * HALF_LIFE_SECONDS, returned=False)
-    assert chance(gaps.rates(FLAT), 1.0, 10.0) < before / 5
+    assert gaps.rates(FLAT).chance(1.0, 10.0) < before / 5
 
 
 def test_classes_are_bounded_and_the_one_not_seen_for_longest_goes() -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duplex_router.wire.body import LAST_CHUNK, BodyReader, chunk
@@ -159,6 +159,60 @@ def test_tool_calls_are_put_together() -> None:
     assert [(call.name, call.arguments) for call in relay.observer.reply.tool_calls.values()] == [
         ("look", '{"word":1}')
     ]
+
+
+TEXTS = st.text(st.sampled_from('ab"\\\\ä\n{}:,') | st.characters(codec="utf-8"), max_size=6)
+CALL = st.fixed_dictionaries({"index": st.just(0), "function": st.fixed_dictionaries({"arguments": TEXTS})})
+SHARED = {"finish_reason": st.sampled_from([None, None, None, "stop", "error"])}
+CHOICES = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "delta": st.fixed_dictionaries(
+                {"content": TEXTS}, optional={"reasoning": TEXTS, "tool_calls": st.lists(CALL, max_size=1)}
+            ),
+            **SHARED,
+        },
+        optional={"logprobs": st.fixed_dictionaries({"content": TEXTS})},
+    ),
+    st.fixed_dictionaries({"text": TEXTS, **SHARED}),
+)
+EVENT = st.fixed_dictionaries(
+    {"choices": st.lists(CHOICES, min_size=1, max_size=2)},
+    optional={
+        "kv_transfer_params": st.sampled_from([None, HANDLE]),
+        "usage": st.fixed_dictionaries({"prompt_tokens": st.integers(0, 3)}),
+        "error": st.sampled_from([None, {"content": "x"}]),
+    },
+)
+
+
+def said(content: str, before: dict[str, object] | None = None, **after: object) -> dict[str, object]:
+    return {"choices": [{**(before or {}), "delta": {"content": content, **after}, "finish_reason": None}]}
+
+
+@settings(max_examples=500)
+@given(st.lists(EVENT, max_size=8), st.booleans())
+@example([said("a"), said("b", role="c")], False)
+@example([said("a", tool_calls=[{"function": {"arguments": "x"}}])] * 2, False)
+@example([said("a", before={"logprobs": {"content": each}}) for each in ("a", "b")], False)
+def test_an_event_that_is_like_the_last_one_is_seen_as_one_that_is_read(
+    events: list[dict[str, object]],
+    escaped: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    observer, text, calls = Observer(), "", ""
+    for value in events:
+        data = json.dumps(value, separators=(",", ":"), ensure_ascii=escaped).encode()
+        alone = Observer()  # has read no other event
+        assert observer.pass_on(data) == alone.pass_on(data)
+        text += alone.reply.text
+        calls += "".join(call.arguments for call in alone.reply.tool_calls.values())
+        if alone.handle is not None:
+            assert observer.handle == alone.handle
+        if alone.usage is not None:
+            assert observer.usage == alone.usage
+        assert observer.failed or not alone.failed
+    assert observer.reply.text == text
+    assert "".join(call.arguments for call in observer.reply.tool_calls.values()) == calls
 
 
 @pytest.mark.parametrize("wire", [b"zz\r\n", b"5\r\nabcdeXX", b"1" * 300, b"ffffffff\r\n"])

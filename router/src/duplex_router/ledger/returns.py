@@ -49,52 +49,80 @@ def _span_of(age: float) -> int:
     return 0 if age < 1.0 else min(int(math.log2(age)) + 1, SPANS - 1)
 
 
-def _guessed_rates(kind: Kind) -> list[float]:
+class Rates:
+    """Rates of return in each span, per second. `before`: the returns expected until each span begins."""
+
+    __slots__ = ("before", "per_second")
+
+    def __init__(self, per_second: list[float]) -> None:
+        self.per_second = per_second
+        self.before = [0.0]
+        for rate, width in zip(per_second[:-1], _WIDTHS, strict=False):
+            self.before.append(self.before[-1] + rate * width)
+
+    def expected(self, age: float) -> float:
+        """Return how many returns are expected of one who is away for `age` seconds, were each followed by another."""
+        span = _span_of(age)
+        return self.before[span] + self.per_second[span] * (age - _BOUNDS[span])
+
+    def chance(self, age: float, horizon: float) -> float:
+        """Return the chance that one who has been away for `age` seconds returns within `horizon` more."""
+        return -math.expm1(self.expected(age) - self.expected(age + horizon))
+
+
+def _guessed_rates(kind: Kind) -> Rates:
     chances = [_GUESS[kind] if span < _LATE_SPAN else _LATE_GUESS for span in range(SPANS)]
-    return [-math.log1p(-chance) / width for chance, width in zip(chances, _WIDTHS, strict=True)]
+    return Rates([-math.log1p(-chance) / width for chance, width in zip(chances, _WIDTHS, strict=True)])
 
 
 class Gaps:
-    """The evidence of one class: seconds waited and returns, by span."""
+    """The evidence of one class: seconds waited and returns, by span.
 
-    __slots__ = ("_faded", "_returns", "_waited")
+    Rates are found anew with each sixteenth more of evidence: between, they would change by less than that.
+    """
+
+    __slots__ = ("_count", "_faded", "_fresh", "_known", "_prior", "_returns", "_waited")
 
     def __init__(self, now: float) -> None:
         self._faded = now
         self._returns = [0.0] * SPANS
         self._waited = [0.0] * SPANS
+        self._count = 0.0
+        self._fresh = 0.0
+        """How much more is to be learnt until what is known is found anew."""
+        self._known: Rates | None = None
+        self._prior: Rates | None = None
 
     def learn(self, age: float, now: float, *, returned: bool) -> None:
         """Take a wait of `age` seconds, that ended with a return or without one."""
-        self._fade(now)
+        if now - self._faded >= FADE_STEP_SECONDS:
+            self._fade(now)
         last = _span_of(age)
-        for span in range(last + 1):
-            self._waited[span] += min(age, _BOUNDS[span + 1]) - _BOUNDS[span]
-        self._returns[last] += returned
+        for span in range(last):
+            self._waited[span] += _WIDTHS[span]
+        self._waited[last] += age - _BOUNDS[last]
+        if returned:
+            self._returns[last] += 1.0
+        self._count += 1.0
+        self._fresh -= 1.0
 
     def _fade(self, now: float) -> None:
-        passed = now - self._faded
-        if passed >= FADE_STEP_SECONDS:
-            left = 0.5 ** (passed / HALF_LIFE_SECONDS)
-            self._returns = [count * left for count in self._returns]
-            self._waited = [seconds * left for seconds in self._waited]
-            self._faded = now
+        left = 0.5 ** ((now - self._faded) / HALF_LIFE_SECONDS)
+        self._returns = [count * left for count in self._returns]
+        self._waited = [seconds * left for seconds in self._waited]
+        self._count *= left
+        self._fresh = 0.0
+        self._faded = now
 
-    def rates(self, prior: list[float]) -> list[float]:
-        """Return the rate of return in each span, per second; `prior`: what is thought without evidence."""
-        evidence = zip(self._returns, self._waited, prior, _PRIOR_SECONDS, strict=True)
-        return [(returns + rate * seconds) / (waited + seconds) for returns, waited, rate, seconds in evidence]
-
-
-def chance(rates: list[float], age: float, horizon: float) -> float:
-    """Return the chance that one who has been away for `age` seconds returns within `horizon` more."""
-    expected, end = 0.0, age + horizon
-    for span in range(_span_of(age), SPANS):
-        start, stop = max(age, _BOUNDS[span]), min(end, _BOUNDS[span + 1])
-        if stop <= start:
-            break
-        expected += rates[span] * (stop - start)
-    return -math.expm1(-expected)
+    def rates(self, prior: Rates) -> Rates:
+        """Return the rates of return; `prior`: what is thought without evidence."""
+        known = self._known
+        if known is not None and self._fresh > 0.0 and self._prior is prior:
+            return known
+        evidence = zip(self._returns, self._waited, prior.per_second, _PRIOR_SECONDS, strict=True)
+        known = Rates([(returns + rate * seconds) / (waited + seconds) for returns, waited, rate, seconds in evidence])
+        self._known, self._prior, self._fresh = known, prior, max(self._count / 16, 1.0)
+        return known
 
 
 class Returns:
@@ -122,4 +150,4 @@ class Returns:
         """Return the chance of a return within `horizon` seconds, for a turn that ended `age` seconds ago."""
         rates = self._all[kind].rates(self._guess[kind])
         own = self._own.get((tenant, kind))
-        return chance(own.rates(rates) if own is not None else rates, age, horizon)
+        return (own.rates(rates) if own is not None else rates).chance(age, horizon)

@@ -28,27 +28,24 @@ class Subject:
     revision: str = ""
     trace: TraceContext | None = None
     history: History | None = field(init=False)
+    guarded: bool = field(init=False)
+    """Whether the engines prove what they pull."""
+    shares_token_ids: bool = field(init=False)
+    """Whether decode is given prefill's token ids. All engines that the guarded connector runs on take them."""
+    ttl: float = field(init=False)
+    """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
 
     def __post_init__(self) -> None:
         """Read the history."""
+        self.guarded = self.document.model.connector is ConnectorKind.GUARDED
         self.history = read_history(self.request, proved=self.guarded)
         if not (self.guarded or self.request.tells_handle or self.request.whole):
             # A stock engine that is handed KV holds the turn's in its turn, and here nobody could ever name that hold.
             self.request.whole = "untold-handle"
+        self.shares_token_ids = self.guarded and self.request.takes_token_ids
+        self.ttl = self._ttl()
 
-    @property
-    def guarded(self) -> bool:
-        """Whether the engines prove what they pull."""
-        return self.document.model.connector is ConnectorKind.GUARDED
-
-    @property
-    def shares_token_ids(self) -> bool:
-        """Whether decode is given prefill's token ids. All engines that the guarded connector runs on take them."""
-        return self.guarded and self.request.takes_token_ids
-
-    @property
-    def ttl(self) -> float:
-        """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
+    def _ttl(self) -> float:
         policy = self.document.policy
         followed = self.history is not None and bool(self.history.marks)
         told = self.request.tells_handle and (policy.streams or not self.request.stream)

@@ -207,11 +207,11 @@ class Turn:
         self._engine = engine
         if self._subject.request.whole:
             params = None
-        elif self._hand_off is None:
+        elif self._hand_off is None or self._answer is None:
             params = decode_alone(self._subject.ttl)
         else:
-            ids = self._answer.token_ids if self._answer is not None and self._subject.shares_token_ids else None
-            params = hand_off_to_decode(self._hand_off, self._subject.ttl, ids)
+            ids = self._answer.token_ids if self._subject.shares_token_ids else None
+            params = hand_off_to_decode(self._hand_off, self._answer.own, self._subject.ttl, ids)
         settings = self._core.settings
         self._decoder = DecodeLeg(self, self._subject.request.endpoint, settings.silence_seconds)
         self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)

@@ -54,7 +54,8 @@ class RequestHead:
 class _KnownHeads(Generic[_Head]):
     """Heads that were parsed, by their bytes without the digits of Content-Length: clients and engines repeat them.
 
-    What is equal but for these digits is valid, or not, for all of them alike. Nothing refused is ever kept.
+    What is equal but for these digits is valid, or not, for all of them alike. Nothing refused is ever kept. Engines
+    put the date into theirs, so that one of them serves for a second.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,10 @@ def _refuse(status: HTTPStatus, message: str) -> RequestError:
 
 @dataclass(slots=True)
 class ResponseHead:
-    """An engine's answer without its body. Neither `length` nor `chunked`: the body ends with the connection."""
+    """An engine's answer without its body. Neither `length` nor `chunked`: the body ends with the connection.
+
+    Answers may share one: it is not changed once it is parsed.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -216,16 +220,26 @@ class ResponseHead:
 
     def get(self, name: bytes) -> bytes:
         """Return the first value of a header, lower-case name; empty where absent."""
-        return next((value for key, value in self.headers if key == name), b"")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
 
 
 def parse_response_head(head: bytes) -> ResponseHead:
     """Parse one answer head, without its empty line. Raises WireError."""
+    stream = _streams.get(head)
+    if stream is not None:
+        return stream
     key, length, known = _answers.find(head)
     if known is not None:
         return ResponseHead(known.status, known.headers, length, chunked=False, keep_alive=known.keep_alive)
     answer = _parse_response_head(head)
-    if key and answer.length == length:  # a status without a body has none, whatever its head says
+    if answer.chunked and len(head) <= MAX_KNOWN_HEAD_BYTES:
+        if len(_streams) >= MAX_KNOWN_HEADS:
+            _streams.clear()
+        _streams[head] = answer
+    elif key and answer.length == length:  # a status without a body has none, whatever its head says
         _answers.keep(key, answer)
     return answer
 
@@ -247,6 +261,8 @@ def _parse_response_head(head: bytes) -> ResponseHead:
 
 _requests: _KnownHeads[RequestHead] = _KnownHeads()
 _answers: _KnownHeads[ResponseHead] = _KnownHeads()
+_streams: dict[bytes, ResponseHead] = {}
+"""Chunked answers' heads, whole."""
 
 
 def _frame(answer: ResponseHead) -> None:

@@ -47,7 +47,7 @@ class PulledReport(msgspec.Struct):
 
 class _EngineParams(msgspec.Struct):
     cached: int | None = msgspec.field(default=None, name=Params.CACHED_TOKENS)
-    duplex: PulledReport | None = None
+    duplex: Raw = Raw(NULL)
 
 
 class _Usage(msgspec.Struct):
@@ -87,7 +87,7 @@ class _PrefillBody(msgspec.Struct):
 class PrefillAnswer:
     """A prefill engine's answer: its hand-off (None where it holds nothing), and what it did.
 
-    `token_ids`: the prompt's, as JSON, where they were asked for.
+    `own`: the hand-off's `duplex` object. `token_ids`: the prompt's, as JSON, where they were asked for.
     """
 
     failed: bool
@@ -95,9 +95,11 @@ class PrefillAnswer:
     prompt_tokens: int
     cached_tokens: int | None
     report: PulledReport | None
+    own: bytes = NULL
     token_ids: bytes | None = None
 
 
+_decode_report = msgspec.json.Decoder(PulledReport).decode
 _decode_prefill = msgspec.json.Decoder(_PrefillBody).decode
 _decode_engine_params = msgspec.json.Decoder(_EngineParams).decode
 
@@ -108,6 +110,7 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
         answer = _decode_prefill(body)
         given = not is_null(answer.kv_transfer_params)
         told = _decode_engine_params(answer.kv_transfer_params) if given else _EngineParams()
+        report = None if is_null(told.duplex) else _decode_report(told.duplex)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a prefill answer: {error}") from error
     return PrefillAnswer(
@@ -115,7 +118,8 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
         hand_off=bytes(answer.kv_transfer_params) if given else None,
         prompt_tokens=answer.usage.prompt() if answer.usage else 0,
         cached_tokens=told.cached,
-        report=told.duplex,
+        report=report,
+        own=bytes(told.duplex),
         token_ids=None if is_null(answer.prompt_token_ids) else bytes(answer.prompt_token_ids),
     )
 
@@ -128,27 +132,23 @@ def _with_duplex(fields: Mapping[str, Raw | bytes], more: Mapping[str, bytes]) -
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
 
-class _OwnObject(msgspec.Struct):
-    duplex: Raw = Raw(NULL)
-
-
-_find_own = msgspec.json.Decoder(_OwnObject).decode
 _OWN_KEY = f'"{Params.DUPLEX}":'.encode()
+_TOKEN_IDS_KEY = f'"{Params.PROMPT_TOKEN_IDS}":'.encode()
 
 
-def _add_to_own(params: bytes, more: Mapping[str, bytes]) -> bytes:
-    """Return params with more keys in their `duplex` object: spliced in where that stands last, as engines write it.
+def _add_to_own(params: bytes, own: bytes, more: Mapping[str, bytes]) -> bytes:
+    """Return params with more keys in their `duplex` object, `own`: in place where it stands last, as engines write it.
 
     Raises WireError where they are no JSON object.
     """
-    try:
-        own = bytes(_find_own(params).duplex)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WireError(f"not kv_transfer_params: {error}") from error
-    names = [f'"{name}":'.encode() for name in more]
-    if own[:2] == b'{"' and params.endswith(b"%b%b}" % (_OWN_KEY, own)) and not any(name in own for name in names):
-        added = b",".join([name + value for name, value in zip(names, more.values(), strict=True)])
-        return b"%b{%b,%b}" % (params[: -len(own) - 1], added, own[1:])
+    names = [b'"%b":' % name.encode() for name in more]
+    if own[:2] == b'{"' and params.endswith(b"%b%b}" % (_OWN_KEY, own)):
+        for name in names:
+            if name in own:
+                break
+        else:
+            added = b",".join([name + value for name, value in zip(names, more.values(), strict=True)])
+            return b"%b{%b,%b}" % (params[: -len(own) - 1], added, own[1:])
     return _with_duplex(split_object(params), more)
 
 
@@ -157,17 +157,18 @@ def _number(value: float) -> bytes:
     return msgspec.json.encode(int(value) if value == int(value) else value)
 
 
-def hand_off_to_decode(params: bytes, ttl_seconds: float, token_ids: bytes | None = None) -> bytes:
-    """Return a prefill engine's params for the decode leg, asking that the finished turn be held for `ttl_seconds`.
+def hand_off_to_decode(params: bytes, own: bytes, ttl_seconds: float, token_ids: bytes | None = None) -> bytes:
+    """Return a prefill engine's hand-off for the decode leg, asking that the finished turn be held for `ttl_seconds`.
 
-    `token_ids`: the prompt's, which vLLM >= 0.32 then takes instead of rendering the messages again.
+    `own`: its `duplex` object. `token_ids`: the prompt's, which vLLM >= 0.32 then takes instead of rendering the
+    messages again.
     """
-    more = {Duplex.TTL: _number(ttl_seconds)}
+    params = _add_to_own(params, own, {Duplex.TTL: _number(ttl_seconds)})
     if token_ids is None:
-        return _add_to_own(params, more)
-    fields: dict[str, Raw | bytes] = dict(split_object(params))
-    fields[Params.PROMPT_TOKEN_IDS] = token_ids
-    return _with_duplex(fields, more)
+        return params
+    if _TOKEN_IDS_KEY in params or params[:2] != b'{"':
+        return join_object({**split_object(params), Params.PROMPT_TOKEN_IDS: token_ids})
+    return b"{%b%b,%b" % (_TOKEN_IDS_KEY, token_ids, params[1:])
 
 
 def decode_alone(ttl_seconds: float) -> bytes:
@@ -196,6 +197,9 @@ class _Complaint(msgspec.Struct):
     reason: str = ""
 
 
+_REASON = b'"reason"'
+
+
 class _HandleKeys(msgspec.Struct):
     request_id: str = msgspec.field(name=Params.REQUEST_ID)
     engine_id: str = msgspec.field(name=Params.ENGINE_ID)
@@ -204,9 +208,10 @@ class _HandleKeys(msgspec.Struct):
     port: int = msgspec.field(name=Params.PORT)
     tokens: int = msgspec.field(name=Params.NUM_TOKENS)
     expiry: float | None = msgspec.field(default=None, name=Params.EXPIRY_TIME)
-    duplex: _Complaint | None = None
+    duplex: Raw = Raw(NULL)
 
 
+_decode_complaint = msgspec.json.Decoder(_Complaint).decode
 _decode_handle = msgspec.json.Decoder(_HandleKeys).decode
 
 
@@ -218,20 +223,22 @@ class Handle:
     read the hand-off of the turn that it ends, and computed instead.
     """
 
-    __slots__ = ("_raw", "_raw_expiry", "boot", "computed_alone", "expiry", "request_id", "tokens")
+    __slots__ = ("_own_size", "_raw", "_raw_expiry", "boot", "computed_alone", "expiry", "request_id", "tokens")
 
     def __init__(self, raw: bytes) -> None:
         """Read a handle. Raises WireError where a key is missing that every pull needs."""
         try:
             keys = _decode_handle(raw)
+            own = bytes(keys.duplex)
+            complaint = _decode_complaint(own) if _REASON in own else None
         except (msgspec.DecodeError, RecursionError) as error:
             raise WireError(f"not a handle: {error}") from error
         self.request_id = keys.request_id
         self.boot = _DATA_PARALLEL_SUFFIX.sub("", keys.engine_id)
         self.tokens = keys.tokens
         self.expiry = keys.expiry
-        self.computed_alone = keys.duplex is not None and keys.duplex.reason == Reason.PULL_FAILED
-        self._raw, self._raw_expiry = raw, keys.expiry
+        self.computed_alone = complaint is not None and complaint.reason == Reason.PULL_FAILED
+        self._raw, self._raw_expiry, self._own_size = raw, keys.expiry, len(own)
 
     def encode(self) -> bytes:
         """Return the handle as JSON, its expiry as it now is: `Handle` reads it back."""
@@ -240,7 +247,8 @@ class Handle:
     def offer(self, threshold_tokens: int) -> bytes:
         """Return the params for a guarded prefill leg: a pull that leaves the hold where it is."""
         more = {Duplex.THRESHOLD: _number(threshold_tokens), Duplex.KEEP: b"true"}
-        return _add_to_own(self.encode(), more)
+        params = self.encode()
+        return _add_to_own(params, params[-1 - self._own_size : -1], more)
 
     def trimmed(self, tokens: int, block_size: int) -> bytes | None:
         """Return the params for a stock prefill leg, cut to the first `tokens` tokens.
@@ -266,7 +274,6 @@ class Handle:
 
     def _fields(self) -> dict[str, Raw | bytes]:
         fields: dict[str, Raw | bytes] = dict(split_object(self._raw))
-        fields.pop(Params.EXPIRY_TIME, None)
         if self.expiry is not None:
             fields[Params.EXPIRY_TIME] = msgspec.json.encode(self.expiry)
         return fields

@@ -82,6 +82,8 @@ _FIELD = Params.FIELD.encode()
 _KEY = b'"%b":' % _FIELD
 _NULL_SIZE = len(NULL)
 _DONE = b"[DONE]"
+_CONTENT_KEY = b'"content":"'
+_TEXT_KEY = b'"text":"'
 
 
 def read_event(data: Piece) -> Event | None:
@@ -165,7 +167,7 @@ class Observer:
     which a client knows that the stream says no more, although its last bytes may be on their way.
     """
 
-    __slots__ = ("ended", "failed", "handle", "next_sequence", "reply", "spoke", "usage")
+    __slots__ = ("_after", "_before", "ended", "failed", "handle", "next_sequence", "reply", "spoke", "usage")
 
     def __init__(self) -> None:
         self.handle: bytes | None = None
@@ -175,9 +177,12 @@ class Observer:
         self.spoke = False
         self.ended = False
         self.next_sequence = 0
+        self._before = self._after = b""
 
     def pass_on(self, data: bytes) -> bytes:
         """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
+        if self._after and self._is_next_text(data):
+            return data
         try:
             event = _decode_event(data)
         except (msgspec.DecodeError, RecursionError):
@@ -193,9 +198,44 @@ class Observer:
         if not self.spoke:
             self.spoke = event.says_something()
         if len(event.kv_transfer_params) == _NULL_SIZE:
+            self._learn(data, event)
             return data
         self.handle = bytes(event.kv_transfer_params)
         return _without(data, self.handle)
+
+    def _is_next_text(self, data: bytes) -> bool:
+        """Take an event that is equal to one that was read, but for its text; say whether it is.
+
+        What stands in place of the text has no quote and no escape, so that it is one string, as the former was: no
+        field can have come or gone. Nearly all events of a stream are so, and this costs a tenth of reading them.
+        """
+        start, stop = len(self._before), len(data) - len(self._after)
+        if stop < start or not data.startswith(self._before) or not data.endswith(self._after):
+            return False
+        text = data[start:stop]
+        if b'"' in text or b"\\" in text:
+            return False
+        self.reply.say(text.decode("utf-8", "replace"))
+        return True
+
+    def _learn(self, data: bytes, event: Event) -> None:
+        """Keep what stands around an event's text, where that is all of it that would differ in another one's place."""
+        if len(event.choices) != 1:
+            return
+        choice = event.choices[0]
+        delta = choice.delta
+        if delta is None:
+            text, key = choice.text, _TEXT_KEY
+        elif delta.tool_calls:
+            return
+        else:
+            text, key = delta.content, _CONTENT_KEY
+        # The key with its quotes and colon cannot stand within a string, where quotes are escaped.
+        if not text or data.count(key) != 1:
+            return
+        start, said = data.index(key) + len(key), text.encode("utf-8", "surrogatepass")
+        if data.startswith(b'%b"' % said, start):
+            self._before, self._after = data[:start], data[start + len(said) :]
 
     def _pass_on_unknown(self, data: bytes) -> bytes:
         """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
