@@ -20,7 +20,7 @@ import aiohttp
 from .engine import Engine
 from .site import Site
 
-WEIGHTS = {"kill": 60, "freeze": 10, "reset": 10, "drain": 5, "remove": 5}
+WEIGHTS = {"kill": 75, "freeze": 10, "reset": 10, "drain": 5, "remove": 5}
 STORE_WEIGHTS = {"store-kill": 6, "store-freeze": 4}
 SETTLE_SECONDS = 1.0
 

@@ -32,6 +32,11 @@ REFUSED = 1100
 """A router keeps 1,024 heads of requests, and what it can explain of as many turns."""
 
 AT_ONCE = 8
+FULL_SECONDS = 600.0
+LEAST_TURNS_IN_FULL, LEAST_KILLS_IN_FULL = 2000, 30
+LONGEST = 3.0
+"""A phase that has not had enough goes on, to so many times its seconds."""
+
 SLOWNESS = 5.0
 """A leg's deadline is so many times what the longest answer takes here with all clients at once, at least."""
 
@@ -127,9 +132,9 @@ class Phase:
         await asyncio.gather(*tasks)
 
     async def _watch(self, site: Site, tasks: list[asyncio.Task[None]]) -> None:
-        began = time.monotonic()
-        shown = began
-        while (now := time.monotonic()) < began + self.options.seconds * self.plan.share:
+        began = shown = time.monotonic()
+        seconds = self.options.seconds * self.plan.share
+        while (now := time.monotonic()) < began + seconds or (not self._enough() and now < began + LONGEST * seconds):
             for router in site.routers:
                 router.measure(now - began)
             for task in tasks:
@@ -140,6 +145,12 @@ class Phase:
                 print(f"{now - began:4.0f} s  {self._line()}", flush=True)
             await asyncio.sleep(SAMPLE_SECONDS)
 
+    def _enough(self) -> bool:
+        """Tell whether the phase has had its part of what a run of ten minutes must have; slow machines take longer."""
+        part = self.plan.share * self.options.seconds / FULL_SECONDS
+        kills = self._faults.counts["kill"]
+        return self.account.total >= part * LEAST_TURNS_IN_FULL and kills >= part * LEAST_KILLS_IN_FULL
+
     def _line(self) -> str:
         account, faults = self.account, self._faults
         return (
@@ -149,6 +160,8 @@ class Phase:
 
     async def _settle(self, site: Site, session: aiohttp.ClientSession) -> None:
         """End the routers and see that nothing is left: no hold, no request, no block."""
+        if not self._enough():
+            self.account.violated(f"too little: {self.account.total} turns, {self._faults.counts['kill']} kills")
         for router, status in zip(site.routers, await site.stop_routers(), strict=True):
             if status != 0:
                 self.account.violated(f"{router.name} ended with status {status}")

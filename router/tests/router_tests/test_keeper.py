@@ -3,7 +3,9 @@
 import pytest
 
 from duplex_connector.contract import ConnectorKind
+from duplex_router.fleet.document import Policy
 from duplex_router.ledger.fates import Fate
+from duplex_router.ledger.ledger import Entry, Ledger
 from duplex_router.ledger.returns import Kind
 from duplex_router.turn.legs import Failure
 
@@ -49,6 +51,23 @@ def test_a_lease_is_short_and_renewed_at_half_while_the_ttl_runs(stage: Stage) -
     assert entry.deadline == begun + 200, "no lease goes beyond the ttl"
     pass_time(stage, 1)
     assert held(stage) == set()
+
+
+def test_a_tick_looks_at_what_is_due_and_not_at_all_holds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        stage.whole_turn([{"role": "user", "content": f"conversation {number}"}], request=f"hold-{number}")
+    looked: list[Entry] = []
+    lives_until = stage.core.keeper._lives_until
+
+    def look(entry: Entry, policy: Policy, now: float) -> float:
+        looked.append(entry)
+        return lives_until(entry, policy, now)
+
+    monkeypatch.setattr(stage.core.keeper, "_lives_until", look)
+    monkeypatch.setattr(Ledger, "__iter__", lambda _: pytest.fail("a tick looks at every hold"))
+    pass_time(stage, 300)
+    looks_each = len(looked) / 50
+    assert 8 <= looks_each <= 11, "one look for each half of a lease that has run"
 
 
 def test_a_hold_in_use_is_renewed_beyond_its_ttl_and_up_to_the_longest_hold(stage: Stage) -> None:

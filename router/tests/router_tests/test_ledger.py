@@ -185,7 +185,7 @@ def test_lapsed_entries_go_but_not_under_a_pull(ledger: Ledger, clock: Clock) ->
     ledger.add(pulled)
     ledger.start_pull(pulled)
     clock.now = 200.0
-    assert ledger.drop_lapsed() == 1
+    assert ledger.due()[1] == 1
     assert set(ledger) == {pulled}
     assert ledger.due_releases() == []
 
@@ -260,7 +260,7 @@ def test_a_miss_knows_what_became_of_the_handle(ledger: Ledger, end: Any, reason
 def test_a_lapsed_handle_is_told_as_expired(ledger: Ledger, clock: Clock) -> None:
     ledger.add(entry_of(chat(ASK)))
     clock.now = 200.0
-    ledger.drop_lapsed()
+    ledger.due()
     assert ledger.match(chat(ASK), TENANT, anyone) == Match(reason="expired")
 
 

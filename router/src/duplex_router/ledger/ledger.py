@@ -18,6 +18,7 @@ from .budget import EngineHolds
 from .fates import TENANT, Fate, Fates
 from .history import History
 from .returns import Kind, Returns
+from .timetable import Timetable
 
 EXPIRY_MARGIN_SECONDS = HANDLE_EXPIRY_MARGIN_SECONDS + 1.0
 """The reader's own margin, and a second for what lies between this clock and its read."""
@@ -104,6 +105,8 @@ class Ledger:
         self.returns = Returns()
         self._borrowed: set[Entry] = set()
         self._to_give_back: list[Entry] = []
+        self.looks: Timetable[Entry] = Timetable(clock)
+        """When each entry's lease has to be looked at: first after half of it, and when a turn comes from it."""
         self.tokens = 0
         self.shared_until = math.inf
         """Until when this router surely owns what it has published; later on others may have released it."""
@@ -140,7 +143,9 @@ class Ledger:
         holds = self._by_engine.get(entry.engine)
         if holds is None:
             holds = self._by_engine[entry.engine] = EngineHolds(self._worth)
-        holds.add(entry, entry.tenant, entry.handle.tokens, self._clock())
+        now = self._clock()
+        holds.add(entry, entry.tenant, entry.handle.tokens, now)
+        self.looks.put(entry, (now + entry.deadline) / 2)
         self.tokens += entry.handle.tokens
         index = self._by_tenant.setdefault(entry.tenant, index)
         for mark in entry.marks:
@@ -204,6 +209,7 @@ class Ledger:
         if holds is None or entry not in holds:
             return
         holds.remove(entry)
+        self.looks.drop(entry)
         if not holds:
             del self._by_engine[entry.engine]
         self.tokens -= entry.handle.tokens
@@ -244,6 +250,7 @@ class Ledger:
         entry.used = now
         if self._holds(entry):
             self._by_engine[entry.engine].changed(entry, now)
+            self.looks.put(entry, now)
 
     def saved(self, entry: Entry, tokens: int) -> None:
         """Say how many tokens a turn that shares all of an entry's prompt pulled: what the next one may pull."""
@@ -324,13 +331,18 @@ class Ledger:
         """Return the engines that hold anything."""
         return list(self._by_engine)
 
-    def drop_lapsed(self) -> int:
-        """Drop entries whose holds have lapsed on their engines; return how many."""
+    def due(self) -> tuple[list[Entry], int]:
+        """Return the entries to be looked at now, without those that have lapsed, which are dropped; how many were."""
         now = self._clock()
-        lapsed = [entry for entry in self if entry.deadline <= now and entry.pulls == 0]
-        for entry in lapsed:
-            self.take(entry, Fate.EXPIRED)
-        return len(lapsed)
+        living: list[Entry] = []
+        lapsed = 0
+        for entry in self.looks.due(now):
+            if entry.deadline <= now and entry.pulls == 0:
+                self.take(entry, Fate.EXPIRED)
+                lapsed += 1
+            else:
+                living.append(entry)
+        return living, lapsed
 
     def keep_within(self, engine: str, tokens: int) -> int:
         """Retire an engine's least valuable entries until it holds at most `tokens`; return how many.

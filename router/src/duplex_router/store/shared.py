@@ -33,6 +33,9 @@ THERE_SECONDS = 5.0
 FENCE_SECONDS = 30.0
 """Without a confirmed beat for so long, a router no longer relies on owning what it has published."""
 
+CLEAN_SECONDS = 10.0
+"""How often all that is published is looked through."""
+
 PUBLISHED_AT_ONCE = 64
 MAX_RECORD_BYTES = 256 * 1024
 _REPLACED, _KEPT = b"1", b"0"
@@ -91,6 +94,7 @@ class StoreLedger:
         self._leaving = False
         self._life = b""
         self._life_began = 0.0
+        self._clean_at = 0.0
         self._store_ahead = 0.0
         """The store's clock less ours, at least."""
 
@@ -357,7 +361,7 @@ class StoreLedger:
 
     def _fence(self) -> None:
         """Forget what was published: by now others may have adopted and released it."""
-        for entry in [each for each in self._ledger if each.published and each.pulls == 0]:
+        for entry in [each for each in self._by_id.values() if each.pulls == 0 and each in self._ledger]:
             self._ledger.take(entry, Fate.EXPIRED)
             self._forget(entry)
             self.counters.fenced += 1
@@ -368,8 +372,10 @@ class StoreLedger:
         """Forget what has lapsed, and what the ledger has dropped with its engine; release what has cooled down."""
         for entry in [each for each in self._withdrawn if each.deadline <= now]:
             self._leave_to_lapse(entry)
-        for entry in [each for each in self._by_id.values() if each.deadline <= now and each not in self._ledger]:
-            self._forget(entry)
+        if now >= self._clean_at:
+            self._clean_at = now + CLEAN_SECONDS
+            for entry in [each for each in self._by_id.values() if each.deadline <= now and each not in self._ledger]:
+                self._forget(entry)
         if now > self._life_began + self._pull_seconds:
             # Pulls that an earlier life of the server knew of, and this one may not, are over.
             for entry in list(self._cooling):

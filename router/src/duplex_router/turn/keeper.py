@@ -103,12 +103,13 @@ class Keeper:
 
     def tick(self) -> None:
         """Once a second: drop what has lapsed, renew what lives, and try lost messages again."""
-        self._counters.holds_ended["lapsed"] += self._ledger.drop_lapsed()
+        due, lapsed = self._ledger.due()
+        self._counters.holds_ended["lapsed"] += lapsed
         policy = self._fleet.document.policy if self._fleet.document is not None else None
         if policy is not None and (not policy.bidirectional or policy.ttl_seconds == 0):
             self._ledger.retire_all()  # nothing shall be held any more, and what was held is of no use
         self.flush()
-        self._renew_living()
+        self._renew_living(due)
         again, self._again = self._again, []
         for message in again:
             self._send(message)
@@ -145,19 +146,22 @@ class Keeper:
         document = self._fleet.document
         return document is not None and document.model.connector is ConnectorKind.GUARDED
 
-    def _renew_living(self) -> None:
+    def _renew_living(self, due: list[Entry]) -> None:
         """Renew the leases that have run half and whose conversations live; the others lapse."""
-        document = self._fleet.document
-        if document is None or not self.guarded():
-            return
-        policy, now = document.policy, self._clock()
+        document, now = self._fleet.document, self._clock()
+        policy = document.policy if document is not None else None
+        half = policy.lease / 2 if policy is not None else 0.0
         by_engine: dict[str, dict[Entry, float]] = {}
-        for entry in self._ledger:
+        for entry in due:
+            if entry not in self._ledger:
+                continue  # released a moment ago
             left = entry.deadline - now
-            if left >= policy.lease / 2 or entry in self._renewing or entry.engine not in self._fleet.engines:
+            # A conversation may become likelier to return as its lease ends: it is looked at again and again then.
+            self._ledger.looks.put(entry, now + max(left - half if left >= half else left / 2, 1.0))
+            if policy is None or left >= half or entry in self._renewing or not self.guarded():
                 continue
             seconds = min(policy.lease, self._lives_until(entry, policy, now) - now)
-            if seconds - left >= LEAST_GAIN_SECONDS:
+            if seconds - left >= LEAST_GAIN_SECONDS and entry.engine in self._fleet.engines:
                 by_engine.setdefault(entry.engine, {})[entry] = round(seconds, 3)
         for key, leases in by_engine.items():
             items = iter(leases.items())
