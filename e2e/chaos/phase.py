@@ -148,8 +148,8 @@ class Phase:
     def _enough(self) -> bool:
         """Tell whether the phase has had its part of what a run of ten minutes must have; slow machines take longer."""
         part = self.plan.share * self.options.seconds / FULL_SECONDS
-        kills = self._faults.counts["kill"]
-        return self.account.total >= part * LEAST_TURNS_IN_FULL and kills >= part * LEAST_KILLS_IN_FULL
+        turns, kills = self.account.total, self._faults.counts["kill"]
+        return bool(turns >= part * LEAST_TURNS_IN_FULL and kills >= part * LEAST_KILLS_IN_FULL)
 
     def _line(self) -> str:
         account, faults = self.account, self._faults
