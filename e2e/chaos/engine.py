@@ -21,7 +21,7 @@ from .oracle import MODEL
 from .process import SimulatorProcess
 from .relay import Relay
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 TTL_SECONDS = 60
 LEASE_SECONDS = 30
 
