@@ -51,9 +51,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [duplex.dev]
   resources: [disaggregatedservings/finalizers]
   verbs: [update]
-# Children of servings: server-side apply is create or patch.
+# Children of servings. Server-side apply is a patch, and of a new object a create too. The garbage collector ends them
+# with their serving; the operator itself deletes only what one serving may have and another not.
 - apiGroups: [""]
-  resources: [configmaps, services, serviceaccounts]
+  resources: [configmaps, serviceaccounts]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments, controllerrevisions]
@@ -61,9 +65,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # Held only because routers are given it: nobody can give what they do not have.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

@@ -68,7 +68,7 @@ def assemble(settings: Settings, clock: Clock) -> Process:
     transfers: Transfers | None = None
     if settings.connector is not None and identity is not None:
         kv = settings.connector
-        peers = SideChannelClient(identity, clock)
+        peers = SideChannelClient(identity, clock, kv.network_patience)
         transfers = Transfers(
             peers, pool, clock, metrics, profile, lease=kv.lease, scale=settings.time_scale, guarded=kv.guarded
         )

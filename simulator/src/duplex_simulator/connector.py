@@ -26,6 +26,7 @@ class ConnectorSettings:
 
     `host_buffer`: KV staged through host memory, with which a decode-to-prefill pull never starts (trap 2).
     `recompute`: the load failure policy. `ttl`, `lease`: seconds. `threshold`: tokens.
+    `network_patience`: seconds after which a read over a network that was cut fails (UCX_TCP_USER_TIMEOUT); 0: never.
     `publishes_generation`: handles carry vLLM 0.33's remote_registration_generation.
     """
 
@@ -40,6 +41,7 @@ class ConnectorSettings:
     ttl: float = 480.0
     threshold: int = 64
     tensor_parallel: int = 1
+    network_patience: float = 0.0
     publishes_generation: bool = True
 
 

@@ -147,6 +147,7 @@ def _connector(known: argparse.Namespace, env: Mapping[str, str]) -> ConnectorSe
         ttl=float(extra.get("decoder_kv_blocks_ttl", 480)),
         threshold=int(extra.get("kv_recompute_threshold", 64)),
         tensor_parallel=known.tensor_parallel_size,
+        network_patience=float(env.get("UCX_TCP_USER_TIMEOUT", "0").removesuffix("s")),
         publishes_generation=known.sim_version != "0.32.0",
     )
 

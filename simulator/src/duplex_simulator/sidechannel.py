@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -151,8 +152,9 @@ class _Session:
 class SideChannelClient:
     """Asks peers; remembers a session per engine, as NIXL does its agents."""
 
-    def __init__(self, identity: Identity, clock: Clock) -> None:
+    def __init__(self, identity: Identity, clock: Clock, patience: float = 0.0) -> None:
         self._identity, self._clock = identity, clock
+        self._patience = patience
         self._sessions: dict[tuple[str, str, int], _Session] = {}
         self._handshakes = asyncio.Lock()
 
@@ -233,7 +235,11 @@ class SideChannelClient:
         """Connect, trying until the handshake's time is up: ZMQ does not report a refused connection either."""
         while True:
             with contextlib.suppress(ConnectionRefusedError):
-                return await asyncio.open_connection(host, port)
+                reader, writer = await asyncio.open_connection(host, port)
+                # Nothing comes back over a network that was cut: without this a read hangs for ever, as with UCX.
+                connected: socket.socket = writer.get_extra_info("socket")
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._patience * 1000))
+                return reader, writer
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _check(self, engine_id: str, answer: dict[str, Any]) -> None:

@@ -39,7 +39,10 @@ def test_the_operators_command_line_is_understood() -> None:
     flags += ["--tensor-parallel-size", "4", "--block-size", "32", "--kv-transfer-config", json.dumps(config)]
     flags += ["--enable-prompt-tokens-details", "--shutdown-timeout", "30", "--no-enable-prefix-caching"]
     flags += ["--gpu-memory-utilization", "0.9", "--max_model_len", "4096"]
-    settings = parse(flags, {Env.SIDE_CHANNEL_HOST: "10.0.0.7", Env.SIDE_CHANNEL_PORT: "5601"})
+    env = {Env.SIDE_CHANNEL_HOST: "10.0.0.7", Env.SIDE_CHANNEL_PORT: "5601", "UCX_TCP_USER_TIMEOUT": "5s"}
+    settings = parse(flags, env)
+    assert settings.connector is not None
+    assert settings.connector.network_patience == 5.0
     kv = settings.connector
     assert kv is not None
     assert (settings.host, settings.port, settings.names) == ("0.0.0.0", 8001, ("a", "b"))

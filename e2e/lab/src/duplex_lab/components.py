@@ -128,9 +128,13 @@ def etcd_flags(folder: Path, place: Place) -> list[str]:
     ]
 
 
-def apiserver_flags(place: Place, keys: Keys) -> list[str]:
+def apiserver_flags(place: Place, keys: Keys, audit_policy: Path, audit_log: Path) -> list[str]:
     """Return the API server's flags: Node and RBAC authorization, service-account tokens, a kubelet client."""
     return [
+        f"--audit-policy-file={audit_policy}",
+        f"--audit-log-path={audit_log}",
+        "--audit-log-maxsize=100",
+        "--audit-log-maxbackup=1",
         f"--etcd-servers=http://{place.address}:{place.ports.etcd}",
         f"--bind-address={place.address}",
         f"--advertise-address={place.address}",

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from duplex_lab import components, processes
+from duplex_lab import audit, components, processes
 from duplex_lab.certificates import KeyPair, write_kubeconfig
 from duplex_lab.clients import run_client
 from duplex_lab.components import KWOK_NODE_ANNOTATION, Keys, Place
@@ -86,7 +86,11 @@ class ControlPlane:
         write_kubeconfig(self.inside_kubeconfig, self.place.inside_server, authority, keys.admin)
         self._keys = keys
         self._start("etcd", components.etcd_flags(self.folder, self.place))
-        self._start("kube-apiserver", components.apiserver_flags(self.place, keys))
+        audit_policy = self.folder / "audit-policy.json"
+        audit_policy.write_text(json.dumps(audit.POLICY))
+        self.audit_log.parent.mkdir(exist_ok=True)
+        flags = components.apiserver_flags(self.place, keys, audit_policy, self.audit_log)
+        self._start("kube-apiserver", flags)
         self._wait("/livez")
         self._start_client("kube-controller-manager", keys.controllers, components.controllers_flags(self.place, keys))
         self._start_client("kube-scheduler", keys.scheduler, components.scheduler_flags(self.place))
@@ -144,6 +148,11 @@ class ControlPlane:
     def log(self, component: str) -> Path:
         """Return the log file of a component, such as `kube-apiserver`."""
         return self.folder / "logs" / f"{component}.log"
+
+    @property
+    def audit_log(self) -> Path:
+        """The log of what service accounts asked; see `duplex_lab.audit`."""
+        return self.folder / "logs" / "audit.jsonl"
 
     def answers(self, path: str) -> bool:
         """Say whether the API server answers 200 to the administrator for this path."""

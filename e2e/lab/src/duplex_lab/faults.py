@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,20 +54,36 @@ def cut(cluster: LocalCluster, address: str) -> str:
     except ValueError as error:
         raise LabError(f"{address!r} is not an address: give a pod's, from `kubectl get pods -o wide`") from error
     node = _node_of_address(cluster, wanted)
+    _drop(node, [("-s", wanted), ("-d", wanted)])
+    return f"cut {wanted} off on {node.plan.name}; mend it with `fault heal`"
+
+
+def cut_pair(cluster: LocalCluster, addresses: str) -> str:
+    """Drop every packet between two pods, ADDRESS,ADDRESS: each goes on with all others, probes included."""
+    pair = addresses.split(",")
+    try:
+        one, other = (str(ipaddress.ip_address(address)) for address in pair)
+    except ValueError as error:
+        raise LabError(f"{addresses!r}: give the addresses of two pods, ADDRESS,ADDRESS") from error
+    node = _node_of_address(cluster, one)
+    _drop(node, [("-s", one, "-d", other), ("-s", other, "-d", one)])
+    return f"cut {one} and {other} off from each other on {node.plan.name}; mend it with `fault heal`"
+
+
+def _drop(node: Node, matches: Sequence[tuple[str, ...]]) -> None:
     # The raw table comes first, so connections that are already tracked are cut as well.
+    rules = "\n".join(f"iptables -w -t raw -A {_CHAIN} {' '.join(words)} -j DROP" for words in matches)
     node.script(f"""
 iptables -w -t raw -N {_CHAIN} 2>/dev/null || true
 for chain in PREROUTING OUTPUT; do
   iptables -w -t raw -C $chain -j {_CHAIN} 2>/dev/null || iptables -w -t raw -I $chain -j {_CHAIN}
 done
-iptables -w -t raw -A {_CHAIN} -s {wanted} -j DROP
-iptables -w -t raw -A {_CHAIN} -d {wanted} -j DROP
+{rules}
 """)
-    return f"cut {wanted} off on {node.plan.name}; mend it with `fault heal`"
 
 
 def heal(cluster: LocalCluster) -> str:
-    """Take back every `cut`."""
+    """Take back every `cut` and `cut-pair`."""
     for node in _running(cluster):
         node.script(f"iptables -w -t raw -F {_CHAIN} 2>/dev/null || true")
     return "healed the network"
@@ -140,6 +156,7 @@ WITH_TARGET: Final[dict[str, Callable[[LocalCluster, str], str]]] = {
     "freeze": freeze,
     "thaw": thaw,
     "cut": cut,
+    "cut-pair": cut_pair,
     "kill-node": kill_node,
 }
 WITHOUT_TARGET: Final[dict[str, Callable[[LocalCluster], str]]] = {

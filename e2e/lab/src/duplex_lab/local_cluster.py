@@ -31,6 +31,7 @@ from duplex_lab.namespaces import end_marked_processes, enter_network, marked_en
 from duplex_lab.node import ENGINE_ENVIRONMENT, HOST_RUNTIME, Node, connect
 from duplex_lab.paths import labs_folder
 from duplex_lab.plan import NodePlan, checked_name
+from duplex_lab.policy_agent import PolicyNode
 from duplex_lab.programs import Programs, ensure_programs
 from duplex_lab.progress import Progress
 from duplex_lab.system import prepare_machine
@@ -245,10 +246,23 @@ class LocalCluster:
             kubeconfig = control.node_kubeconfig(node.plan.name)
             node.start_kubelet(kubeconfig, control.inside_kubeconfig, control.authority_certificate, nameserver)
         first.start_dns(control.inside_kubeconfig)
+        self._start_policies(nodes, control)
         control.kubectl("apply", "-f", "-", input=json.dumps(node_settings.runtime_class(HOST_RUNTIME)))
         self._await_nodes(control, count)
         _State(count, port).write(self._state_file)
         say(f"lab {self.name} is up: {count} node{'s' if count > 1 else ''} Ready, kubeconfig {self.kubeconfig}")
+
+    def _start_policies(self, nodes: Sequence[Node], control: ControlPlane) -> None:
+        """Start what enforces NetworkPolicies, which a bridge does not."""
+        held = [PolicyNode(node.holder, node.plan.address, node.plan.pod_range) for node in nodes if node.holder]
+        settings = self.folder / "policies.json"
+        given = {"server": control.place.server, "pki": str(control.folder / "pki")}
+        settings.write_text(json.dumps({**given, "nodes": [node.record() for node in held]}))
+        processes.start(
+            [sys.executable, "-m", "duplex_lab.policy_agent", settings],
+            self.folder / "control" / "logs" / "policies.log",
+            environment=marked_environment(self.folder, "policies"),
+        )
 
     def _control_plane(self, first: Node, api_port: int) -> ControlPlane:
         place = Place(first.plan.address, Ports(), f"https://127.0.0.1:{api_port}", first.prefix)

@@ -143,6 +143,10 @@ class Node:
         """Return the log file of one of the node's programs."""
         return self.folder / "log" / f"{component}.log"
 
+    def start_program(self, name: str, command: Sequence[str | Path]) -> None:
+        """Start a program that ends with the node, its output in the log of that name."""
+        self._start(name, command)
+
     def _containerd_answers(self) -> bool:
         return self.run(["ctr", "version"]).returncode == 0
 

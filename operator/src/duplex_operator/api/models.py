@@ -112,6 +112,7 @@ _GUARDED: Final = f"(has(self.engine.connector) ? self.engine.connector == 'Guar
 _BOTH_TP: Final = "has(self.prefill.tensorParallelSize) && has(self.decode.tensorParallelSize)"
 
 _WANTS_REUSE: Final = "has(self.kvTransfer.bidirectional.enabled) && self.kvTransfer.bidirectional.enabled"
+_NO_REUSE: Final = "has(self.kvTransfer.bidirectional.enabled) && !self.kvTransfer.bidirectional.enabled"
 _EXPIRY_LINES: Final = release_lines(row for row in CAPABILITIES if row.bidirectional and row.expiry_guard)
 _NEURON_LINES: Final = release_lines(row for row in NEURON_CAPABILITIES if row.bidirectional)
 
@@ -135,6 +136,11 @@ SPEC_RULES: Final = (
     Rule(
         "self.prefill.pipelineParallelSize == 1",
         "prefill.pipelineParallelSize: only 1 is acted on in this release; raise tensorParallelSize instead",
+    ),
+    Rule(
+        f"(self.prefill.dataParallelSize == 1 && self.decode.dataParallelSize == 1) || ({_NO_REUSE})",
+        "dataParallelSize: above 1 only with kvTransfer.bidirectional.enabled: false: what routers say to an engine "
+        "about its holds reaches one rank of it, so that holds of the others could be neither renewed nor released",
     ),
     Rule(
         f"self.kvTransfer.backend != 'UCX' || self.kvTransfer.allowSlowTransport || {_BOTH_TYPES}.all(t, t == 'cpu')",
@@ -167,11 +173,6 @@ SPEC_RULES: Final = (
         f"!({_WANTS_REUSE}) || !{_NEURON} || {version_in(_NEURON_LINES)}",
         f"kvTransfer.bidirectional.enabled: on Neuron it needs vllm-neuron {', '.join(_NEURON_LINES)}: use such an "
         "image, or set it to false",
-    ),
-    Rule(
-        "!self.networkPolicy.enabled",
-        "networkPolicy: not acted on in this release; remove it and write a NetworkPolicy that lets engines reach one "
-        "another on TCP 5600 and the router reach them on TCP 8000",
     ),
 )
 

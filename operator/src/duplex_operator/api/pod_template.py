@@ -26,6 +26,7 @@ _OWNED_POD_KEYS: Final = {
     "hostNetwork": "engines of one node would fight for the same ports; remove it",
     "restartPolicy": "a Deployment restarts always; remove it",
     "nodeName": "the scheduler places pods; use nodeSelector or affinity",
+    "resourceClaims": "devices by DRA are not acted on in this release; remove it: the device plugins give them",
 }
 _GRACE_KEY: Final = {"terminationGracePeriodSeconds": "it follows from drainSeconds; set that instead"}
 _LABEL_PREFIXES: Final = ("app.kubernetes.io/", f"{GROUP}/")

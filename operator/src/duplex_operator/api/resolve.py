@@ -35,6 +35,12 @@ class ResolvedRole:
     devices: int
     efa: int
     tensor_parallel_size: int
+    data_parallel_size: int
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute in one pod, each an agent of NIXL."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def cores(self) -> int:
@@ -139,9 +145,10 @@ def _engine_model(spec: Spec) -> str:
 
 def _role(name: RoleName, spec: Role, *, fabric: bool) -> ResolvedRole:
     instance = instance_type(spec.instance_type)
+    data = spec.data_parallel_size
     devices = spec.accelerators_per_pod or (
         # On GPUs one rank takes one device, so an explicit size says the count too.
-        spec.tensor_parallel_size
+        spec.tensor_parallel_size * data
         if spec.tensor_parallel_size and instance.accelerator is Accelerator.NVIDIA
         else instance.devices
     )
@@ -151,5 +158,6 @@ def _role(name: RoleName, spec: Role, *, fabric: bool) -> ResolvedRole:
         instance=instance,
         devices=devices,
         efa=instance.efa_for(devices) if fabric else 0,
-        tensor_parallel_size=spec.tensor_parallel_size or max(devices, 1),
+        tensor_parallel_size=spec.tensor_parallel_size or max(devices // data, 1),
+        data_parallel_size=data,
     )

@@ -65,20 +65,23 @@ class Role(ApiModel):
         ),
         Rule(
             f"self.instanceType.matches('{NEURON_PATTERN}') || !has(self.acceleratorsPerPod)"
-            " || !has(self.tensorParallelSize) || self.tensorParallelSize == self.acceleratorsPerPod",
-            "tensorParallelSize: must equal acceleratorsPerPod, or GPUs of the pod stay idle; leave one of them out",
+            " || !has(self.tensorParallelSize)"
+            " || self.tensorParallelSize * self.dataParallelSize == self.acceleratorsPerPod",
+            "tensorParallelSize: times dataParallelSize it must equal acceleratorsPerPod, or GPUs stay idle; leave "
+            "one of them out",
         ),
         Rule(
-            "self.dataParallelSize == 1",
-            "dataParallelSize: only 1 is acted on in this release; raise replicas instead",
+            f"self.dataParallelSize == 1 || !self.instanceType.matches('{NEURON_PATTERN}')",
+            "dataParallelSize: has not been run on Neuron; raise replicas instead",
         ),
         Rule(
             "self.nodes == 1", "nodes: only 1 is acted on in this release; choose an instance type that holds the model"
         ),
         Rule(
-            f"!has(self.tensorParallelSize) || self.tensorParallelSize * self.replicas <= {MAX_AGENTS}",
-            f"replicas: tensorParallelSize x replicas must not exceed {MAX_AGENTS}, the number of remote agents that "
-            "NIXL can address: lower replicas, or run a second serving",
+            "!has(self.tensorParallelSize)"
+            f" || self.tensorParallelSize * self.dataParallelSize * self.replicas <= {MAX_AGENTS}",
+            f"replicas: tensorParallelSize x dataParallelSize x replicas must not exceed {MAX_AGENTS}, the number of "
+            "remote agents that NIXL can address: lower replicas, or run a second serving",
         ),
         ARGS_RULE,
         CONTEXT_PARALLEL_RULE,
@@ -90,11 +93,11 @@ class Role(ApiModel):
     instance_type: Annotated[str, Field(min_length=1, max_length=64)]
     """EC2 instance type, or `cpu`; decides devices, EFA interfaces, node selector and transport."""
     accelerators_per_pod: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs or Neuron devices of one engine; left out: tensorParallelSize on GPUs, else all of the instance."""
+    """GPUs or Neuron devices of one engine; left out: tensorParallelSize x dataParallelSize on GPUs, else all."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Tensor parallel ranks of one engine; left out: acceleratorsPerPod. On Neuron it counts logical cores."""
-    data_parallel_size: Annotated[int, Field(ge=1, le=256)] = 1
-    """Data parallel ranks of one engine."""
+    """Tensor parallel ranks; left out: acceleratorsPerPod / dataParallelSize. On Neuron it counts logical cores."""
+    data_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Data parallel ranks of one engine, each with a side channel of its own; above 1 only without reuse."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Pipeline stages of one engine."""
     nodes: Annotated[int, Field(ge=1, le=64)] = 1

@@ -95,10 +95,10 @@ def _role_problems(role: ResolvedRole) -> Iterator[Problem]:
                 f"{name}.tensorParallelSize",
                 f"{role.tensor_parallel_size} ranks do not fit on the {role.cores} logical cores of the pod's devices",
             )
-    elif instance.devices and role.tensor_parallel_size != role.devices:
+    elif instance.devices and role.ranks != role.devices:
         yield Problem(
             f"{name}.tensorParallelSize",
-            f"{role.tensor_parallel_size} ranks on {role.devices} GPUs: set both to the same, or leave one out",
+            f"{role.ranks} ranks on {role.devices} GPUs: set both to the same, or leave one out",
         )
 
 
@@ -115,7 +115,7 @@ def _pair_problems(resolved: Resolved) -> Iterator[Problem]:
             "prefill and decode must have the same kind of accelerator: KV cache of one kind cannot be read by another",
         )
     for role in resolved.roles:
-        agents = role.tensor_parallel_size * role.spec.replicas
+        agents = role.ranks * role.spec.replicas
         if agents > MAX_AGENTS:
             yield Problem(
                 f"{role.name.value}.replicas",

@@ -102,6 +102,7 @@ class Host:
                 connector_image=settings.connector_image,
                 operator_version=version(DISTRIBUTION),
                 cluster_domain=settings.cluster_domain,
+                operator_namespace=settings.lease_namespace,
             ),
             clock=clock,
             term=leadership.term,

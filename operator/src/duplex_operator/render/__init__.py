@@ -18,6 +18,7 @@ from duplex_operator.render.names import (
     router_name,
     router_url,
 )
+from duplex_operator.render.policies import render_policies
 from duplex_operator.render.revision import revision_of
 from duplex_operator.render.router import render_router
 
@@ -53,4 +54,5 @@ def render_serving(serving: DisaggregatedServing, context: RenderContext) -> lis
             if serving.spec.pod_disruption_budget.enabled
             else ()
         ),
+        *(render_policies(serving, context) if serving.spec.network_policy.enabled else ()),
     ]

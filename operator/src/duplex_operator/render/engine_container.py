@@ -63,10 +63,7 @@ def engine_container(spec: Spec, resolved: Resolved, role: ResolvedRole) -> dict
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": engine_arguments(spec, resolved, role),
         "env": engine_environment(spec, resolved, role),
-        "ports": [
-            CONTAINER_API_PORT,
-            {"name": "side-channel", "containerPort": Port.SIDE_CHANNEL, "protocol": "TCP"},
-        ],
+        "ports": [CONTAINER_API_PORT, *_side_channels(role.data_parallel_size)],
         "resources": _resources(role),
         "volumeMounts": _mounts(spec, resolved),
         "securityContext": _security(resolved),
@@ -98,6 +95,7 @@ def engine_arguments(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list
         resolved.served_name,
         "--tensor-parallel-size",
         str(role.tensor_parallel_size),
+        *(["--data-parallel-size", str(role.data_parallel_size)] if role.data_parallel_size > 1 else []),
         "--block-size",
         str(resolved.block_size),
         *(text for flag, value in optional.items() if value is not None for text in (flag, str(value))),
@@ -109,6 +107,14 @@ def engine_arguments(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list
         str(role.spec.drain_seconds),
         *(engine.args or ()),
         *(role.spec.args or ()),
+    ]
+
+
+def _side_channels(ranks: int) -> list[dict[str, Any]]:
+    """Return one port for each data-parallel rank: vLLM adds its number to the first (nixl/base_scheduler.py)."""
+    names = ["side-channel", *(f"side-channel-{rank}" for rank in range(1, ranks))]
+    return [
+        {"name": name, "containerPort": Port.SIDE_CHANNEL + rank, "protocol": "TCP"} for rank, name in enumerate(names)
     ]
 
 

@@ -29,17 +29,19 @@ CHILD_KINDS: Final = (
     ChildKind("v1", "Service", "services"),
     ChildKind("apps/v1", "Deployment", "deployments"),
     ChildKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    ChildKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 )
 
 
 @dataclass(frozen=True)
 class RenderContext:
-    """What the operator's own settings add: images that it was installed with, its version, the DNS domain."""
+    """What the operator's own settings add: images that it was installed with, its version and namespace, DNS."""
 
     router_image: str
     connector_image: str
     operator_version: str
     cluster_domain: str = "cluster.local"
+    operator_namespace: str = "duplex-system"
 
 
 def engine_name(serving: str, role: Role, revision: str) -> str:

@@ -9,7 +9,7 @@ class Settings:
     """Settings of one operator process.
 
     ``namespaces`` empty: all of the cluster. ``identity`` is this process's name in the Lease and must be its own.
-    ``cluster_domain`` is the DNS domain of Services.
+    ``lease_namespace`` is where it runs. ``cluster_domain`` is the DNS domain of Services.
     """
 
     router_image: str

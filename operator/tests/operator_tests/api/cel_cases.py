@@ -79,14 +79,23 @@ CASES = (
         CPU | {"decode": {"instanceType": "cpu", "acceleratorsPerPod": 1}},
     ),
     Case(
-        "tensorParallelSize: must equal acceleratorsPerPod",
+        "tensorParallelSize: times dataParallelSize",
         {"prefill": {"acceleratorsPerPod": 4, "tensorParallelSize": 4}},
         {"prefill": {"acceleratorsPerPod": 8, "tensorParallelSize": 4}},
     ),
-    Case("dataParallelSize: only 1", {"decode": {"dataParallelSize": 1}}, {"decode": {"dataParallelSize": 2}}),
+    Case(
+        "dataParallelSize: above 1 only with",
+        {"decode": {"dataParallelSize": 2}, "kvTransfer": {"bidirectional": {"enabled": False}}},
+        {"decode": {"dataParallelSize": 2}},
+    ),
+    Case(
+        "dataParallelSize: has not been run on Neuron",
+        NEURON,
+        {**NEURON, "decode": {**TRN2, "dataParallelSize": 2}, "kvTransfer": {"bidirectional": {"enabled": False}}},
+    ),
     Case("nodes: only 1", {"prefill": {"nodes": 1}}, {"prefill": {"nodes": 2}}),
     Case(
-        "replicas: tensorParallelSize x replicas",
+        "replicas: tensorParallelSize x dataParallelSize x replicas",
         {"decode": {"tensorParallelSize": 8, "replicas": 32}},
         {"decode": {"tensorParallelSize": 8, "replicas": 33}},
     ),
@@ -173,7 +182,6 @@ CASES = (
         NEURON | {"engine": {"image": "neuron:0.21.0"}, "kvTransfer": {"bidirectional": {"enabled": True}}},
     ),
     Case("monitoring.podMonitor: not acted on", {"monitoring": {}}, {"monitoring": {"podMonitor": {"enabled": True}}}),
-    Case("networkPolicy: not acted on", {"networkPolicy": {}}, {"networkPolicy": {"enabled": True}}),
     Case(
         "instanceType: prefill and decode must both",
         {"prefill": {"instanceType": "p5.48xlarge"}},

@@ -62,6 +62,7 @@ BAD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("decode.podTemplate.metadata.name", template({}, name="x")),
     ("decode.podTemplate.metadata.labels[duplex.dev/role]", template({}, labels={"duplex.dev/role": "prefill"})),
     ("decode.podTemplate.spec.hostNetwork", template({"hostNetwork": True})),
+    ("decode.podTemplate.spec.resourceClaims", template({"resourceClaims": [{"name": "gpu"}]})),
     ("decode.podTemplate.spec.restartPolicy", template({"restartPolicy": "Always"})),
     ("decode.podTemplate.spec.nodeName", template({"nodeName": "node1"})),
     (

@@ -85,6 +85,29 @@ def test_slow_transport_on_efa_types_takes_no_efa_device() -> None:
     assert env(**slow)["UCX_TCP_USER_TIMEOUT"] == "5s"
 
 
+NO_REUSE = {"kvTransfer": {"bidirectional": {"enabled": False}}}
+
+
+def test_each_data_parallel_rank_has_a_side_channel_of_its_own() -> None:
+    shape = {"tensorParallelSize": 2, "dataParallelSize": 4}
+    container = engine(decode={**shape, "args": ["--enable-expert-parallel"]}, **NO_REUSE)
+    arguments = container["args"]
+    assert option(arguments, "--tensor-parallel-size") == "2"
+    assert option(arguments, "--data-parallel-size") == "4"
+    assert "--enable-expert-parallel" in arguments
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 16}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    names = ["side-channel", "side-channel-1", "side-channel-2", "side-channel-3"]
+    assert ports == {"api": 8000} | dict(zip(names, range(5600, 5604), strict=True))
+    assert env(decode=shape, **NO_REUSE)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600", "vLLM adds the rank's number"
+    assert "--data-parallel-size" not in engine()["args"]
+
+
+def test_devices_are_divided_among_ranks_where_no_size_is_given() -> None:
+    arguments = engine(decode={"dataParallelSize": 2}, **NO_REUSE)["args"]
+    assert option(arguments, "--tensor-parallel-size") == "4"
+
+
 def test_the_side_channel_is_the_pods_own_address() -> None:
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
     assert env()["VLLM_NIXL_SIDE_CHANNEL_HOST"] == own
