@@ -9,7 +9,7 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-api conformance chaos-router chaos-short prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-native test-api conformance chaos-router chaos-short prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -44,6 +44,10 @@ test: check test-api conformance e2e ## All tests: the gate, the real API server
 
 test-unit: setup ## Unit tests (no cluster)
 	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
+
+test-native: setup ## The router's unit tests on the compiled router, as its image has it (needs gcc)
+	rm -rf build/native && $(BIN)/python router/native.py build/native
+	PYTHONPATH=build/native:e2e $(BIN)/pytest -q -m "not apiserver and not lab and not vllm" router/tests
 
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
 	$(BIN)/pytest -q -m apiserver

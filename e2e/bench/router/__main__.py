@@ -36,6 +36,8 @@ def _obtain(subjects: list[str]) -> None:
     tools.build("engines")
     tools.build("load")
     tools.nginx()
+    if "duplex" in subjects:
+        tools.router_python()
     if "vllm-router" in subjects:
         tools.vllm_router()
     if "vllm-example" in subjects:

@@ -17,6 +17,10 @@ OK_CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 Handler = Callable[[dict[str, Any], asyncio.StreamWriter], Any]
 
 
+ASKED_BY_ITSELF = frozenset({"/metrics", "/v1/models"})
+"""What a router asks engines now and then, whatever clients do: no test's handler shall take it for a client's."""
+
+
 class FakeEngine:
     """An engine of a few lines that answers what the test says, and counts what it got."""
 
@@ -51,8 +55,12 @@ class FakeEngine:
                 headers = {name: value for name, _, value in (line.partition(b": ") for line in lines)}
                 body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
                 fields = json.loads(body) if body else {}
-                self.requests.append((first.split(b" ")[1].decode(), headers, fields))
-                await self.handler(fields, writer)
+                path = first.split(b" ")[1].decode()
+                self.requests.append((path, headers, fields))
+                if path in ASKED_BY_ITSELF:
+                    writer.write(whole({"error": {}}, "404 Not Found"))
+                else:
+                    await self.handler(fields, writer)
                 await writer.drain()
 
 
@@ -108,7 +116,7 @@ class Site:
     def touched(self) -> int:
         """How many requests of clients the engines got, without what the router itself asks now and then."""
         requests = [*self.prefill.requests, *self.decode.requests]
-        return len([each for each in requests if each[0] not in {"/metrics", "/v1/models"}])
+        return len([each for each in requests if each[0] not in ASKED_BY_ITSELF])
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.router.service.port)

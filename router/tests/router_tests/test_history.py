@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from duplex_router.ledger.canonical import escaped, text_bytes
 from duplex_router.ledger.chain import STRIDE_BYTES, Chain, stride_at
 from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import read_history
@@ -47,6 +49,25 @@ def test_a_longer_conversation_extends_the_marks() -> None:
 def test_another_serialisation_is_the_same_history() -> None:
     pretty = json.dumps({"messages": [dict(reversed(SYSTEM.items())), ASK], "model": "m"}, indent=2, ensure_ascii=False)
     assert history_of(pretty.encode()).marks == chat(SYSTEM, ASK).marks
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\x01\x7f')))
+def test_each_spelling_of_a_text_has_the_same_bytes(text: str) -> None:
+    spelt = [json.dumps(text), json.dumps(text).replace("/", "\\/"), json.dumps(text, ensure_ascii=False)]
+    assert {text_bytes(Raw(each.encode())) for each in spelt} == {escaped(text)}
+
+
+def test_texts_that_differ_by_an_escape_alone_differ() -> None:
+    texts = ["a\nb", "a\\nb", 'a"b', "a/b", "\u00e4", "\\u00e4"]
+    assert len({escaped(text) for text in texts}) == len(texts)
+
+
+def test_a_text_that_is_not_utf_8_is_refused() -> None:
+    for body in (b'{"messages":[{"role":"user","content":"\xff"}]}', b'{"messages":[{"role":"\xff","content":""}]}'):
+        with pytest.raises(RequestError, match="messages"):
+            history_of(body)
+    with pytest.raises(RequestError, match="prompt"):
+        history_of(b'{"prompt":"\xff"}', Endpoint.COMPLETIONS)
 
 
 def test_sampling_does_not_matter_and_what_shapes_the_prompt_does_where_nothing_is_proved() -> None:

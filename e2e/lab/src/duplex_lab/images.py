@@ -1,6 +1,7 @@
 """Build images/<name>/Dockerfile with buildah, without Docker or a registry; an unchanged image is not built again.
 
-The Dockerfiles are the users' own: only BASE (made from this machine) and PIP_OPTIONS (wheels at hand) differ here.
+The Dockerfiles are the users' own: only the bases (made from this machine, without a C compiler, so that the router is
+not compiled: NATIVE) and PIP_OPTIONS (wheels at hand) differ here.
 Everything, buildah's storage too, lies in the cache folder.
 """
 
@@ -115,7 +116,9 @@ def _build(file: Path, base: Image, wheels: Path | None, name: str, archive: Pat
     if _buildah("inspect", "--type", "image", tagged, check=False).returncode:
         pulled = _buildah("pull", "--quiet", f"oci-archive:{base.archive}").stdout.split()[-1]
         _buildah("tag", pulled, tagged)
-    options = ["--file", str(file), "--layers", "--pull-never", "--build-arg", f"BASE={tagged}", "--tag", name]
+    options = ["--file", str(file), "--layers", "--pull-never", "--tag", name]
+    for argument in (f"BASE={tagged}", f"BUILD_BASE={tagged}", "NATIVE=0"):
+        options += ["--build-arg", argument]
     if wheels:
         options += ["--volume", f"{wheels}:{_WHEELS_IN_BUILD}:ro"]
         options += ["--build-arg", f"PIP_OPTIONS=--no-index --find-links={_WHEELS_IN_BUILD}"]

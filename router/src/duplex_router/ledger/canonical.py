@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from duplex_router.wire.fields import Fields
 from duplex_router.wire.reply import Reply
@@ -30,7 +31,7 @@ def message_bytes(message: Fields, *, exact: bool) -> bytes:
     """Return a message's canonical form. The usual kind, role and text, needs no decoding into objects."""
     content = message.get("content")
     if content is not None and message.keys() == _ROLE_AND_CONTENT and memoryview(content)[0] == _QUOTE:
-        return text_message(_decode_text(message["role"]), _decode_text(content))
+        return b"t%b\0%b" % (text_bytes(message["role"]), text_bytes(content))
     fields = decoded(message)
     text = _lone_text(fields.get("content"))
     if text is not None:
@@ -53,7 +54,26 @@ def decoded(fields: Fields) -> dict[str, Any]:
 
 def text_message(role: str, text: str) -> bytes:
     """Return the canonical form of a message that has a role and a text and nothing else."""
-    return b"t" + role.encode() + b"\0" + utf8(text)
+    return b"t%b\0%b" % (escaped(role), escaped(text))
+
+
+def text_bytes(raw: Raw) -> bytes:
+    """Return the canonical form of a text from its JSON: what `escaped` makes of it.
+
+    Most serialisers write just that, so that it need not be decoded: where nothing is escaped that need not be, each
+    text has one spelling. Raises msgspec.DecodeError or UnicodeDecodeError where it is no text.
+    """
+    text = bytes(raw)
+    if text[:1] != b'"' or text[-1:] != b'"' or b"\\u" in text or b"\\/" in text:
+        return escaped(_decode_text(raw))
+    if not text.isascii():
+        text.decode()
+    return text[1:-1]
+
+
+def escaped(text: str) -> bytes:
+    """Return a text as JSON has it between quotes, with no more escapes than it must have."""
+    return msgspec.json.encode(text)[1:-1]
 
 
 def assistant_bytes(text: str, calls: list[tuple[str, str]]) -> bytes:
@@ -75,11 +95,6 @@ def reply_message(reply: Reply) -> list[bytes]:
 def calls_of(reply: Reply) -> list[tuple[str, str]]:
     """Return (name, arguments) of a reply's calls."""
     return [(call.name, call.arguments) for _, call in sorted(reply.tool_calls.items())]
-
-
-def utf8(text: str) -> bytes:
-    """Return a text's bytes; half a surrogate pair, which JSON can spell, has bytes of its own too."""
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _lone_text(content: object) -> str | None:

@@ -10,7 +10,7 @@ import xxhash
 
 from duplex_router.wire.reply import Reply
 
-from .canonical import utf8
+from .canonical import escaped
 from .chain import STRIDE_BYTES, Chain, stride_at
 from .content import Content
 
@@ -137,7 +137,7 @@ class PlainPrompt:
         if self._unit == ID_BYTES:
             return self.marks
         chain = self._chain.copy()
-        chain.add(utf8(reply.text))
+        chain.add(escaped(reply.text))
         return chain.marks
 
     def parts(self, depth: int) -> int:

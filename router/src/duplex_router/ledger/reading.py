@@ -21,7 +21,7 @@ from duplex_router.wire.fields import Fields
 from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
 
-from .canonical import canonical_json, message_bytes, reply_message, utf8
+from .canonical import canonical_json, message_bytes, reply_message, text_bytes
 from .content import Content, content_of
 from .history import ID_BYTES, Conversation, History, PlainPrompt
 from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
@@ -104,7 +104,6 @@ _FORMS: dict[Endpoint, tuple[PartForm, ReplyForm]] = {
     Endpoint.MESSAGES: (blocks_bytes, reply_message),
 }
 _decode_messages = msgspec.json.Decoder(Annotated[list[Fields], msgspec.Meta(min_length=1)]).decode
-_decode_text = msgspec.json.Decoder(str).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
@@ -125,7 +124,7 @@ def read_history(request: Inference, *, proved: bool) -> History | None:
     seed = _digest_of(request, SEEDING_FIELDS) if proved else shape
     try:
         return _read(request, raw, seed, shape, proved=proved)
-    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is malformed: {error}.", param=name) from error
 
 
@@ -174,7 +173,7 @@ def _prelude(request: Inference) -> list[bytes]:
 def _prompt(raw: Raw, seed: bytes, shape: bytes) -> PlainPrompt | None:
     start = bytes(memoryview(raw)[:64])
     if start[:1] == b'"':
-        return PlainPrompt(utf8(_decode_text(raw)), seed, shape, unit=1)
+        return PlainPrompt(text_bytes(raw), seed, shape, unit=1)
     if start[:1] == b"[" and start[1:].lstrip()[:1] not in (b"[", b'"'):
         ids = array.array("I", _decode_ids(raw))
         return PlainPrompt(ids.tobytes(), seed, shape, unit=ID_BYTES)

@@ -149,7 +149,7 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
     if endpoint is Endpoint.RESPONSES:
         _refuse_state(fields)
     legs = _LEGS[endpoint]
-    own = {name: fields.pop(name) for name in legs.own & fields.keys()}
+    own = {name: fields.pop(name) for name in [each for each in fields if each in legs.own]}
     whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES)
     stream = _stream(own)
     if legs.decode:

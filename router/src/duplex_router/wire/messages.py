@@ -5,39 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from .fields import NULL
-from .reply import Observer, ToolCall, Usage, cut_params, given
+from .reply import Observer, ToolCall, cut_params, given
+from .shapes import MessageBlock, Usage, decode_message
 
 _BEFORE_THE_FIRST_TOKEN = frozenset({"message_start", "ping"})
 _canonical = msgspec.json.Encoder(order="deterministic").encode
-
-
-class _Block(msgspec.Struct):
-    type: str | None = None
-    text: str | None = None
-    name: str | None = None
-    input: Raw = Raw(NULL)
-
-
-class _Usage(msgspec.Struct):
-    """`input_tokens` leaves out what came from a cache."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_input_tokens: int | None = 0
-    cache_creation_input_tokens: int | None = 0
-
-
-class _Answer(msgspec.Struct):
-    """A streamed event, or a whole message: they share no field but the type and the usage."""
-
-    type: str = ""
-    content: list[_Block] = []
-    usage: _Usage | None = None
-    kv_transfer_params: Raw = Raw(NULL)
-
-
-_decode = msgspec.json.Decoder(_Answer).decode
 
 
 def canonical_input(raw: Raw | bytes) -> str:
@@ -53,7 +25,7 @@ class MessagesObserver(Observer):
     def pass_on(self, data: bytes) -> bytes:
         """See `Observer`."""
         try:
-            answer = _decode(data)
+            answer = decode_message(data)
         except (msgspec.DecodeError, RecursionError):
             return self._pass_on_unknown(data)
         self.spoke = self.spoke or answer.type not in _BEFORE_THE_FIRST_TOKEN
@@ -69,7 +41,7 @@ class MessagesObserver(Observer):
         self.handle = bytes(answer.kv_transfer_params)
         return cut_params(data)
 
-    def _take(self, block: _Block) -> None:
+    def _take(self, block: MessageBlock) -> None:
         if block.type == "text":
             self.reply.say(block.text or "")
         elif block.type == "tool_use":

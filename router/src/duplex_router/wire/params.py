@@ -18,6 +18,15 @@ from duplex_connector.proof import Reason
 
 from .errors import WireError
 from .fields import NULL, is_null, join_object, split_object
+from .shapes import (
+    EngineParams,
+    PulledReport,
+    decode_complaint,
+    decode_engine_params,
+    decode_handle,
+    decode_prefill,
+    decode_report,
+)
 
 MISS = msgspec.json.encode(
     {
@@ -32,55 +41,6 @@ MISS = msgspec.json.encode(
 """What a prefill leg carries without a handle."""
 
 _DATA_PARALLEL_SUFFIX = re.compile(r"_dp\d+\Z")
-
-
-class PulledReport(msgspec.Struct):
-    """What a guarded prefill engine says of the handle it was given, in tokens of this prompt."""
-
-    outcome: str = ""
-    reason: str = ""
-    proved: int = 0
-    pulled: int = 0
-    local: int = 0
-    computed: int | None = None
-
-
-class _EngineParams(msgspec.Struct):
-    cached: int | None = msgspec.field(default=None, name=Params.CACHED_TOKENS)
-    duplex: Raw = Raw(NULL)
-
-
-class _Usage(msgspec.Struct):
-    """OpenAI's counts, or Anthropic's, whose input leaves out what came from a cache."""
-
-    prompt_tokens: int = 0
-    input_tokens: int = 0
-    cache_read_input_tokens: int | None = 0
-    cache_creation_input_tokens: int | None = 0
-
-    def prompt(self) -> int:
-        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return self.prompt_tokens or self.input_tokens + cached
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _PrefillBody(msgspec.Struct):
-    """An answer of any of the endpoints: with choices, a response with its status, or a message by its type."""
-
-    choices: list[_Choice] = []
-    status: str = ""
-    type: str = ""
-    usage: _Usage | None = None
-    prompt_token_ids: Raw = Raw(NULL)
-    kv_transfer_params: Raw = Raw(NULL)
-
-    def failed(self) -> bool:
-        if self.choices:
-            return any(choice.finish_reason == "error" for choice in self.choices)
-        return self.status not in ("completed", "incomplete") and self.type != "message"
 
 
 @dataclass(slots=True)
@@ -99,18 +59,13 @@ class PrefillAnswer:
     token_ids: bytes | None = None
 
 
-_decode_report = msgspec.json.Decoder(PulledReport).decode
-_decode_prefill = msgspec.json.Decoder(_PrefillBody).decode
-_decode_engine_params = msgspec.json.Decoder(_EngineParams).decode
-
-
 def read_prefill_answer(body: bytes) -> PrefillAnswer:
     """Read the body of a 200. A `finish_reason` of `error` is a failure (smg#2382). Raises WireError."""
     try:
-        answer = _decode_prefill(body)
+        answer = decode_prefill(body)
         given = not is_null(answer.kv_transfer_params)
-        told = _decode_engine_params(answer.kv_transfer_params) if given else _EngineParams()
-        report = None if is_null(told.duplex) else _decode_report(told.duplex)
+        told = decode_engine_params(answer.kv_transfer_params) if given else EngineParams()
+        report = None if is_null(told.duplex) else decode_report(told.duplex)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a prefill answer: {error}") from error
     return PrefillAnswer(
@@ -132,6 +87,7 @@ def _with_duplex(fields: Mapping[str, Raw | bytes], more: Mapping[str, bytes]) -
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
 
+_REASON = b'"reason"'
 _OWN_KEY = f'"{Params.DUPLEX}":'.encode()
 _TOKEN_IDS_KEY = f'"{Params.PROMPT_TOKEN_IDS}":'.encode()
 
@@ -193,28 +149,6 @@ def renewals(seconds: Mapping[str, float]) -> bytes:
     return _with_duplex(fields, {Duplex.RENEW: wanted})
 
 
-class _Complaint(msgspec.Struct):
-    reason: str = ""
-
-
-_REASON = b'"reason"'
-
-
-class _HandleKeys(msgspec.Struct):
-    request_id: str = msgspec.field(name=Params.REQUEST_ID)
-    engine_id: str = msgspec.field(name=Params.ENGINE_ID)
-    block_ids: Raw = msgspec.field(name=Params.BLOCK_IDS)
-    host: str = msgspec.field(name=Params.HOST)
-    port: int = msgspec.field(name=Params.PORT)
-    tokens: int = msgspec.field(name=Params.NUM_TOKENS)
-    expiry: float | None = msgspec.field(default=None, name=Params.EXPIRY_TIME)
-    duplex: Raw = Raw(NULL)
-
-
-_decode_complaint = msgspec.json.Decoder(_Complaint).decode
-_decode_handle = msgspec.json.Decoder(_HandleKeys).decode
-
-
 class Handle:
     """The kv_transfer_params that a decode engine returned: they name the KV that it holds.
 
@@ -228,9 +162,9 @@ class Handle:
     def __init__(self, raw: bytes) -> None:
         """Read a handle. Raises WireError where a key is missing that every pull needs."""
         try:
-            keys = _decode_handle(raw)
+            keys = decode_handle(raw)
             own = bytes(keys.duplex)
-            complaint = _decode_complaint(own) if _REASON in own else None
+            complaint = decode_complaint(own) if _REASON in own else None
         except (msgspec.DecodeError, RecursionError) as error:
             raise WireError(f"not a handle: {error}") from error
         self.request_id = keys.request_id

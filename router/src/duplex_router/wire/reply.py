@@ -11,63 +11,9 @@ from duplex_connector.contract import Params
 
 from .errors import WireError
 from .fields import NULL, Piece, join_object, split_object
+from .shapes import Choice, Event, Usage, decode_event
 
 FINISHED_BY_ERROR = "error"
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct, gc=False):
-    index: int = 0
-    function: _Function | None = None
-
-
-class _Message(msgspec.Struct, gc=False):
-    """A streamed delta or a whole message: of the same shape, as far as it is read here."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class Usage(msgspec.Struct, gc=False):
-    """Token counts as the engine reports them."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-
-
-class Event(msgspec.Struct, gc=False):
-    """One streamed event, or a whole answer, as far as the router reads it."""
-
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    error: Raw = Raw(NULL)
-    kv_transfer_params: Raw = Raw(NULL)
-
-    def says_something(self) -> bool:
-        """Tell whether it carries more than a role: only then has the engine got through its hand-off."""
-        return not self.choices or any(
-            choice.delta is None
-            or choice.finish_reason is not None
-            or choice.delta.content
-            or choice.delta.reasoning
-            or choice.delta.reasoning_content
-            or choice.delta.tool_calls
-            for choice in self.choices
-        )
 
 
 def given(value: Raw) -> bool:
@@ -75,7 +21,6 @@ def given(value: Raw) -> bool:
     return len(value) != len(NULL)
 
 
-_decode_event = msgspec.json.Decoder(Event).decode
 _FIELD = Params.FIELD.encode()
 
 
@@ -89,7 +34,7 @@ _TEXT_KEY = b'"text":"'
 def read_event(data: Piece) -> Event | None:
     """Read an event's or an answer's JSON; None where it has another shape."""
     try:
-        return _decode_event(data)
+        return decode_event(data)
     except (msgspec.DecodeError, RecursionError):
         return None
 
@@ -142,7 +87,7 @@ class Reply:
         """Take text that follows what there is."""
         self._text.append(text)
 
-    def add(self, choice: _Choice) -> None:
+    def add(self, choice: Choice) -> None:
         """Take a choice of an event or of a whole answer."""
         message = choice.delta or choice.message
         if message is None:
@@ -184,7 +129,7 @@ class Observer:
         if self._after and self._is_next_text(data):
             return data
         try:
-            event = _decode_event(data)
+            event = decode_event(data)
         except (msgspec.DecodeError, RecursionError):
             return self._pass_on_unknown(data)
         for choice in event.choices:

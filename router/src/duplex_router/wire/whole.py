@@ -6,18 +6,11 @@ import msgspec
 from msgspec import Raw
 
 from .fields import Fields, is_null
+from .shapes import decode_typed, decode_types
 
 _FALSE = b"false"
 _ONE = b"1"
 _CLIENT_TOOLS = frozenset({"function", "custom", "namespace"})
-
-
-class _Typed(msgspec.Struct):
-    type: str | None = None
-
-
-_decode_types = msgspec.json.Decoder(list[_Typed]).decode
-_decode_typed = msgspec.json.Decoder(_Typed).decode
 
 
 def why_whole(fields: Fields, own: Fields, *, is_messages: bool) -> str:
@@ -53,7 +46,7 @@ def _has_several_prompts(start: bytes) -> bool:
 
 def _type_of(raw: Raw) -> str | None:
     try:
-        return _decode_typed(raw).type
+        return decode_typed(raw).type
     except msgspec.DecodeError:
         return None
 
@@ -63,6 +56,6 @@ def _types_of(raw: Raw | None) -> set[str]:
     if raw is None or is_null(raw):
         return set()
     try:
-        return {tool.type for tool in _decode_types(raw) if tool.type is not None}
+        return {tool.type for tool in decode_types(raw) if tool.type is not None}
     except msgspec.DecodeError:
         return set()
