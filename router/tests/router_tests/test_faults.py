@@ -28,6 +28,9 @@ from .rig import (
     user,
 )
 
+LEASE = 10
+"""Seconds: what a leg that was cut off might still read is not released, so that it ends with its lease."""
+
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Engines]:
@@ -123,7 +126,7 @@ async def test_what_a_restarted_decode_engine_holds_by_now_is_kept(mortal: Engin
 
 
 async def test_a_killed_prefill_engine_is_replaced_within_the_turn(mortal: Engines, tmp_path: Path) -> None:
-    async with router(tmp_path, mortal.document()) as under_test:
+    async with router(tmp_path, mortal.document(leaseSeconds=LEASE)) as under_test:
         messages, _ = await two_turns(under_test)
         (entry,) = under_test.service.ledger
         victim = by_url(mortal, entry.prefill)
@@ -134,11 +137,13 @@ async def test_a_killed_prefill_engine_is_replaced_within_the_turn(mortal: Engin
         finally:
             victim.restart()
     assert mortal.corrupt() == 0
-    assert mortal.holds() == 0
+    await until(lambda: mortal.holds() == 0, 3 * LEASE)
 
 
 async def test_a_frozen_prefill_engine_meets_the_deadline(mortal: Engines, tmp_path: Path) -> None:
-    async with router(tmp_path, mortal.document(), legs=LegSettings(prefill_seconds=2.0)) as under_test:
+    async with router(
+        tmp_path, mortal.document(leaseSeconds=LEASE), legs=LegSettings(prefill_seconds=2.0)
+    ) as under_test:
         messages, _ = await two_turns(under_test)
         (entry,) = under_test.service.ledger
         victim = by_url(mortal, entry.prefill)
@@ -149,12 +154,14 @@ async def test_a_frozen_prefill_engine_meets_the_deadline(mortal: Engines, tmp_p
             assert under_test.service.counters.leg_failures["prefill", "timeout"] == 1
         finally:
             victim.signal(signal.SIGCONT)
-    await until(lambda: mortal.holds() == 0)
+    await until(lambda: mortal.holds() == 0, 3 * LEASE)
     assert mortal.corrupt() == 0
 
 
 async def test_a_frozen_decode_engine_costs_both_legs_once_more(mortal: Engines, tmp_path: Path) -> None:
-    async with router(tmp_path, mortal.document(), legs=LegSettings(decode_seconds=2.0)) as under_test:
+    async with router(
+        tmp_path, mortal.document(leaseSeconds=LEASE), legs=LegSettings(decode_seconds=2.0)
+    ) as under_test:
         messages, text = await two_turns(under_test)
         (entry,) = under_test.service.ledger
         victim = by_url(mortal, entry.engine)
@@ -164,7 +171,7 @@ async def test_a_frozen_decode_engine_costs_both_legs_once_more(mortal: Engines,
             assert said.text == text
         finally:
             victim.signal(signal.SIGCONT)
-    await until(lambda: mortal.holds() == 0)
+    await until(lambda: mortal.holds() == 0, 3 * LEASE)
     assert mortal.corrupt() == 0
 
 
