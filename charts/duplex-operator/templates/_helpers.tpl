@@ -76,9 +76,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [endpointslices]
   verbs: [get, list, watch]
 # Why an engine is not ready is read from its pods; one that cannot reach its peers is deleted, so that another comes.
+# One that is to go is marked with an annotation, until nobody needs it any more.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -41,6 +41,15 @@ class Label:
     REVISION: Final = "duplex.dev/revision"
 
 
+class Annotation:
+    """Annotation keys on engine pods."""
+
+    DRAINING: Final = "duplex.dev/draining-since"
+    """When the operator began to take the engine out of use."""
+    DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+    """Kubernetes' own: ReplicaSets delete the pods with the lowest first."""
+
+
 PART_OF: Final = "duplex"
 MANAGED_BY: Final = "duplex-operator"
 

@@ -142,7 +142,7 @@ class FakeKube:
         if current is None and part == "status":
             raise NotFoundError("no such object", status=404)
         meant = obj["metadata"].get("uid")
-        if current is not None and meant not in (None, current["metadata"]["uid"]):
+        if meant is not None and (current is None or meant != current["metadata"]["uid"]):
             raise ConflictError("the UID in the precondition does not match", status=409)
         after = copy.deepcopy(current) if current else _fresh({"metadata": dict(obj["metadata"])})
         _merge(after, obj, self.cluster.applied.get((identity, part, manager), {}))

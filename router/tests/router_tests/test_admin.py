@@ -189,6 +189,10 @@ async def test_the_canary_runs_by_itself_serves_tokens_and_leaves_no_hold(guarde
         assert (holder["conversations"], other["conversations"]) == (1, 0)
         assert holder["tokens"] == retention["tokens"] > 100
         assert holder["budgetTokens"] == 8192 * 16 // 2
+        load = stats["loads"][holder["name"]]
+        assert (load["legs"], load["tokens"]) == (0, holder["tokens"])
+        assert 0 < load["value"] < load["tokens"]
+        assert other["name"] not in stats["loads"]
 
 
 async def test_a_failing_canary_is_counted_while_no_client_is_served(tmp_path: Path) -> None:

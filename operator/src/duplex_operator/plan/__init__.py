@@ -5,6 +5,7 @@
 
 from duplex_operator.plan.conditions import EventDraft
 from duplex_operator.plan.decide import KEPT_KIND, Plan, Wanted, plan, plan_stalled, stalled
+from duplex_operator.plan.drain import Mark
 from duplex_operator.plan.fleet import next_fleet
 from duplex_operator.plan.healing import Restart
 from duplex_operator.plan.observed import ChildRef, Observed, Pod, RouterStats, Workload
@@ -17,6 +18,7 @@ __all__ = [
     "ChildRef",
     "EventDraft",
     "FleetContent",
+    "Mark",
     "Observed",
     "Plan",
     "Pod",

@@ -8,6 +8,7 @@ from typing import Any, Final
 from duplex_connector.contract import Label, Role
 from duplex_operator.api import ConditionType, DisaggregatedServing, Problem, Reason, Status, resolve
 from duplex_operator.plan.conditions import Draft, EventDraft, merge_conditions, transitions
+from duplex_operator.plan.drain import Drain, Mark, drain
 from duplex_operator.plan.evidence import reuse_condition, transport_condition
 from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
@@ -54,7 +55,7 @@ class Plan:
     """What to do for one serving now.
 
     ``apply`` in this order; ``fleet`` None leaves the document alone; ``requeue_after`` in seconds. ``restart`` comes
-    after the status is written, which is what remembers it.
+    after the status is written, which is what remembers it; ``marks`` of engine pods come before ``apply``.
     """
 
     apply: tuple[KubeObject, ...]
@@ -64,6 +65,7 @@ class Plan:
     events: tuple[EventDraft, ...]
     requeue_after: float
     restart: Restart | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +96,27 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
         held=progress.held,
     )
     rollout = roll(target, observed)
+    seconds = {"prefill": serving.spec.prefill.drain_seconds, "decode": serving.spec.decode.drain_seconds}
+    drained = drain(rollout, observed, seconds, now)
     newest = tuple(
-        _resized(obj, rollout.sizes[wanted.revision])
+        _resized(obj, drained.sizes[wanted.revision])
         for obj in _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))
     )
-    old = tuple(_resized(obj, size) for size, obj in _old_engines(wanted.revision, rollout, observed))
+    old = tuple(_resized(obj, size) for size, obj in _old_engines(wanted.revision, drained, observed))
     rest = tuple(obj for obj in wanted.rendered if not _is_engine(obj))
     keeping = () if wanted.revision in observed.kept else (_keep(serving, wanted.revision, engines),)
     apply = (*keeping, *rest, *newest, *old)
     healing = heal(resolve(serving.spec).capability, observed, now)
-    status, events, steady = _status(wanted, replicas, rollout, progress, healing, observed, now=now)
+    status, events, steady = _status(wanted, replicas, rollout, progress, healing, observed, drained=drained, now=now)
     return Plan(
         apply=apply,
-        delete=_superfluous(wanted, apply, rollout, observed.children),
-        fleet=rollout.fleet,
+        delete=_superfluous(wanted, apply, drained, observed.children),
+        fleet=FleetContent(rollout.weights, drained.announced),
         status=status,
         events=tuple(events),
         requeue_after=STEADY_SECONDS if steady else UNSTEADY_SECONDS,
         restart=healing.restart,
+        marks=drained.marks,
     )
 
 
@@ -154,6 +159,7 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     healing: Healing,
     observed: Observed,
     *,
+    drained: Drain,
     now: datetime,
 ) -> tuple[KubeObject, list[EventDraft], bool]:
     serving = wanted.serving
@@ -165,7 +171,7 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     ready = ready_condition(rollout, parts, counts, suspended=suspended)
     steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
     stopped = progress.stalled and not rollout.finished
-    progressing = progressing_condition(wanted.revision, rollout, progress, parts, suspended=suspended)
+    progressing = progressing_condition(wanted.revision, rollout, progress, parts, drained, suspended=suspended)
     runs = serving_revision(rollout, counts) or next(iter(rollout.able), wanted.revision)
     transport = transport_condition(resolved, runs, counts, observed, healing.stale)
     drafts = [
@@ -241,9 +247,9 @@ def _resized(obj: KubeObject, size: Sizes) -> KubeObject:
     return {**obj, "spec": {**obj["spec"], "replicas": getattr(size, _role(obj))}}
 
 
-def _old_engines(wanted: str, rollout: Rollout, observed: Observed) -> Iterable[tuple[Sizes, KubeObject]]:
+def _old_engines(wanted: str, drained: Drain, observed: Observed) -> Iterable[tuple[Sizes, KubeObject]]:
     """Yield what was kept of each old revision that stays, with its sizes."""
-    for name, size in sorted(rollout.sizes.items()):
+    for name, size in sorted(drained.sizes.items()):
         if name != wanted:
             for obj in observed.kept.get(name, ()):
                 yield size, obj
@@ -265,11 +271,11 @@ def _keep(serving: DisaggregatedServing, revision: str, engines: Sequence[KubeOb
 
 
 def _superfluous(
-    wanted: Wanted, apply: Iterable[KubeObject], rollout: Rollout, children: Iterable[ChildRef]
+    wanted: Wanted, apply: Iterable[KubeObject], drained: Drain, children: Iterable[ChildRef]
 ) -> tuple[ChildRef, ...]:
     """Return what the serving owns and neither wants nor keeps, in an order that does not depend on the input's."""
     named = {(obj["kind"], obj["metadata"]["name"]) for obj in apply} | {("ConfigMap", wanted.fleet_name)}
-    stays = set(rollout.sizes)
+    stays = set(drained.sizes)
     return tuple(
         sorted(
             (

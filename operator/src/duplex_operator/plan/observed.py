@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from duplex_operator.api import Reason
 
 KubeObject = dict[str, Any]
+TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
+"""Form of times that we write, always UTC."""
+
+FIRST_TO_GO: Final = "-1000"
+"""Deletion cost of an engine pod that nobody needs any more."""
+
 FleetVersion = tuple[int, int]
 """Leader term and counter; compared as a pair."""
 
@@ -24,7 +30,8 @@ class Pod:
     """One pod. ``role`` is prefill, decode or router; ``revision`` is empty for routers.
 
     ``started``: when its containers last started; ``restarts``: how often they were restarted. ``preflight``: the last
-    line of a preflight that let the engine start, empty where there is none.
+    line of a preflight that let the engine start, empty where there is none. ``draining_since``: since when the
+    operator takes the engine out of use, empty where it does not; ``doomed``: it may be deleted.
     """
 
     name: str
@@ -38,6 +45,8 @@ class Pod:
     started: str = ""
     restarts: int = 0
     preflight: str = ""
+    draining_since: str = ""
+    doomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,15 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a router has on an engine: legs under way, tokens held, and how much of them it expects to pull again."""
+
+    legs: int = 0
+    tokens: int = 0
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """Turns by what reuse came to. ``rejected``: eligible turns that reused nothing, by reason."""
 
@@ -105,7 +123,7 @@ class Reuse:
 class RouterStats:
     """What one router says of itself: the ``/stats`` document, bounded and with every field optional.
 
-    ``reuse`` is since the router's start, ``recent`` of the last minutes.
+    ``reuse`` is since the router's start, ``recent`` of the last minutes. ``loads`` is by engine pod.
     """
 
     fleet_version: FleetVersion = (0, 0)
@@ -113,6 +131,7 @@ class RouterStats:
     bytes_by_revision: Mapping[str, int] = field(default_factory=dict)
     canaries: Mapping[str, Canary] = field(default_factory=dict)
     broken: tuple[BrokenPair, ...] = ()
+    loads: Mapping[str, Load] = field(default_factory=dict)
     turns: int = 0
     reuse: Reuse = Reuse()
     recent: Reuse = Reuse()

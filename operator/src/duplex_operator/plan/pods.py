@@ -1,12 +1,13 @@
 """From a Pod to why it is not ready, in words that say what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
-from duplex_connector.contract import Label
+from duplex_connector.contract import Annotation, Label
 from duplex_operator.api import Reason
 from duplex_operator.api.pod_template import PREFLIGHT_CONTAINER
-from duplex_operator.plan.observed import KubeObject, Pod, Trouble
+from duplex_operator.plan.observed import FIRST_TO_GO, TIME, KubeObject, Pod, Trouble
 
 _IMAGE_WAITS: Final = frozenset(
     {
@@ -39,7 +40,7 @@ HOPELESS: Final = frozenset({Reason.PREFLIGHT_FAILED, Reason.CRASH_LOOP, Reason.
 def pod_of(obj: KubeObject) -> Pod:
     """Reduce a Pod object to what decisions need."""
     metadata, status = obj["metadata"], obj.get("status") or {}
-    labels = metadata.get("labels") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
     terminating = "deletionTimestamp" in metadata
     return Pod(
@@ -54,7 +55,17 @@ def pod_of(obj: KubeObject) -> Pod:
         started=max((_began(container) for container in status.get("containerStatuses") or ()), default=""),
         restarts=sum(container.get("restartCount") or 0 for container in status.get("containerStatuses") or ()),
         preflight=_preflight(status),
+        draining_since=_time(annotations.get(Annotation.DRAINING)),
+        doomed=annotations.get(Annotation.DELETION_COST) == FIRST_TO_GO,
     )
+
+
+def _time(written: str | None) -> str:
+    """Return a time that we wrote, empty where somebody else has written something else in its place."""
+    try:
+        return datetime.strptime(written or "", TIME).strftime(TIME)  # noqa: DTZ007 - only its form counts
+    except ValueError:
+        return ""
 
 
 def gravest(pods: Iterable[Pod]) -> Trouble | None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
 
 from duplex_operator.api import DisaggregatedServing
 from duplex_operator.api.status import RolloutStatus
-from duplex_operator.plan.observed import Observed
+from duplex_operator.plan.observed import TIME, Observed
 from duplex_operator.plan.rollout import Rollout
-
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,12 @@ def look(serving: DisaggregatedServing, wanted: str, observed: Observed, now: da
     paused = serving.spec.rollout.paused
     reached = f"{serving.metadata.generation}:{wanted}:{_engines(observed, wanted)}:{'paused' if paused else ''}"
     begun = former.get("lastProgressTime") if former.get("reached") == reached else None
-    since = begun or now.strftime(_TIME)
+    since = begun or now.strftime(TIME)
     limit = timedelta(seconds=serving.spec.rollout.progress_deadline_seconds)
-    waited = now.replace(tzinfo=None) - datetime.strptime(since, _TIME)  # noqa: DTZ007 - both are UTC
-    return Progress(reached, since, _counts(observed), paused, stalled=not paused and waited >= limit)
+    # Waiting for holds to end is no lack of progress: drainSeconds bounds it.
+    busy = paused or any(pod.draining_since and not pod.terminating for pod in observed.pods)
+    waited = now.replace(tzinfo=None) - datetime.strptime(since, TIME)  # noqa: DTZ007 - both are UTC
+    return Progress(reached, since, _counts(observed), paused, stalled=not busy and waited >= limit)
 
 
 def _engines(observed: Observed, wanted: str) -> str:

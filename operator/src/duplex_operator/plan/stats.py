@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from duplex_operator.plan.observed import BrokenPair, Canary, Reuse, RouterStats
+from duplex_operator.plan.observed import BrokenPair, Canary, Load, Reuse, RouterStats
 
 CANARY_FAILURES: Final = 3
 """Failures in a row after which a revision is said not to serve: one alone may be an engine that just went."""
 
 _MOST_NAMES: Final = 32
 """Longest map that is taken over into status."""
+
+_MOST_PODS: Final = 1024
+"""Most engines whose load is taken over."""
 
 _VERSION_PARTS: Final = 2
 
@@ -31,6 +34,7 @@ def parse_stats(document: object) -> RouterStats:
         bytes_by_revision={name: _count(entry.get("bytesMoved")) for name, entry in revisions.items()},
         canaries={name: _canary(entry["canary"]) for name, entry in revisions.items() if "canary" in entry},
         broken=tuple(_broken(top.get("brokenPairs"))),
+        loads=_loads(_mapping(top.get("loads"))),
         turns=_count(top.get("turns")),
         reuse=_reuse(top.get("reuse")),
         recent=_reuse(top.get("recentReuse")),
@@ -42,6 +46,14 @@ def parse_stats(document: object) -> RouterStats:
         backend=_text(transport.get("backend")),
         bytes_moved=_count(transport.get("bytesMoved")),
     )
+
+
+def _loads(engines: Mapping[str, Any]) -> dict[str, Load]:
+    known = {str(pod)[:253]: _mapping(entry) for pod, entry in list(engines.items())[:_MOST_PODS]}
+    return {
+        pod: Load(_count(entry.get("legs")), _count(entry.get("tokens")), _count(entry.get("value")))
+        for pod, entry in known.items()
+    }
 
 
 def _canary(value: object) -> Canary:

@@ -15,6 +15,7 @@ from duplex_operator.api.status import (
     TuningStatus,
 )
 from duplex_operator.plan.conditions import Draft
+from duplex_operator.plan.drain import Drain, names
 from duplex_operator.plan.observed import Observed, Trouble, Workload
 from duplex_operator.plan.pods import HOPELESS, gravest
 from duplex_operator.plan.progress import Progress
@@ -34,7 +35,7 @@ def role_status(role: str, wanted: int, revision: str, observed: Observed) -> Ro
         replicas=wanted,
         ready=ready,
         updated=sum(work.updated for work in newest),
-        draining=sum(pod.role == role and pod.terminating for pod in observed.pods),
+        draining=sum(pod.role == role and (pod.terminating or bool(pod.draining_since)) for pod in observed.pods),
         summary=f"{ready}/{wanted}",
     )
 
@@ -114,7 +115,13 @@ def _no_pair(parts: Mapping[str, Draft]) -> tuple[Reason, str]:
 
 
 def progressing_condition(
-    wanted: str, rollout: Rollout, progress: Progress, parts: Mapping[str, Draft], *, suspended: bool
+    wanted: str,
+    rollout: Rollout,
+    progress: Progress,
+    parts: Mapping[str, Draft],
+    drained: Drain,
+    *,
+    suspended: bool,
 ) -> Draft:
     """Say how the newest revision gets on."""
     kind = ConditionType.PROGRESSING
@@ -124,6 +131,7 @@ def progressing_condition(
         return Draft(kind, True, Reason.ROLLED_OUT, f"revision {wanted} runs at its size")
     others = [name for name in rollout.able if name != wanted]
     kept = f"; revision {others[0]} goes on serving" if others else ""
+    kept += f"; engines on their way out: {names(drained.waiting)}" if drained.waiting else ""
     hopeless = next((part for part in parts.values() if part.reason in HOPELESS), None)
     waiting = next((part.message for part in parts.values() if not part.holds), "")
     if progress.stalled:

@@ -151,6 +151,8 @@ class Reconciler:
     ) -> None:
         if decided.fleet is not None:
             await self._apply_fleet(key, obj, serving, decided.fleet, named)
+        for mark in decided.marks:
+            await self._writer.mark(obj, mark)
         for child in decided.apply:
             await self._writer.apply(obj, child, named)
         for child_ref in decided.delete:

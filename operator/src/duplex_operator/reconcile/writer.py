@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from duplex_connector.contract import GROUP, KIND, MANAGED_BY, VERSION
 from duplex_kube.api import EVENTS, PODS, KubeApi, KubeObject, Preconditions
-from duplex_kube.errors import ConflictError, KubeError, NotFoundError
-from duplex_operator.plan import ChildRef, EventDraft, Restart
+from duplex_kube.errors import ConflictError, InvalidError, KubeError, NotFoundError
+from duplex_operator.plan import ChildRef, EventDraft, Mark, Restart
 from duplex_operator.reconcile.children import Child, ChildName, controller_of
 from duplex_operator.reconcile.kinds import BY_KIND, SERVINGS
 from duplex_operator.reconcile.servings import Key, key_of
@@ -17,6 +17,9 @@ from duplex_operator.runtime.metrics import Metrics
 
 CHILD_MANAGER = MANAGED_BY
 """Field manager of all children."""
+
+MARK_MANAGER = f"{MANAGED_BY}-drain"
+"""Field manager of the annotations on engine pods."""
 
 STATUS_MANAGER = f"{MANAGED_BY}-status"
 """Field manager of the status."""
@@ -64,6 +67,19 @@ class Writer:
             log.info("%s %s/%s was not deleted: %s", child.kind, key[0], child.name, error)
         else:
             self._metrics.writes.labels("delete").inc()
+
+    async def mark(self, serving: KubeObject, mark: Mark) -> None:
+        """Write an engine pod's annotations of ours, and no pod that is gone."""
+        namespace = serving["metadata"]["namespace"]
+        # The uid makes it this pod: a server-side apply of a name that is gone would create it.
+        metadata = {"name": mark.pod, "namespace": namespace, "uid": mark.uid, "annotations": mark.annotations()}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        try:
+            await self._api.apply(body, PODS, field_manager=MARK_MANAGER)
+        except (NotFoundError, ConflictError, InvalidError) as error:
+            log.info("pod %s/%s was not marked: %s", namespace, mark.pod, error)
+        else:
+            self._metrics.writes.labels("mark").inc()
 
     async def restart(self, serving: KubeObject, restart: Restart) -> None:
         """Delete exactly the engine pod that was seen, with its grace; its Deployment makes another."""

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex_operator.api.models import Rollout
@@ -27,6 +27,7 @@ def test_bounds_that_are_left_out(given_bounds: dict[str, int], meant: tuple[int
     assert bounds_of(Rollout.model_validate(given_bounds)) == Bounds(*meant)
 
 
+@settings(deadline=None)
 @given(TARGETS, st.integers(0, 12), st.integers(1, 12))
 def test_a_size_has_the_capacity_that_it_is_made_for_and_no_engine_too_many(target: Sizes, up: int, down: int) -> None:
     units = min(Fraction(up, down), Fraction(min(target.prefill, target.decode)))
@@ -37,6 +38,7 @@ def test_a_size_has_the_capacity_that_it_is_made_for_and_no_engine_too_many(targ
             assert capacity(less, target) < units
 
 
+@settings(deadline=None)
 @given(TARGETS, st.builds(Sizes, st.integers(0, 15), st.integers(0, 15)))
 def test_what_is_matched_fits_and_loses_no_capacity(target: Sizes, room: Sizes) -> None:
     fits = matched(room, target)

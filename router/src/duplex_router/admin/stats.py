@@ -13,6 +13,7 @@ from .state import AdminState, CanaryState
 MAX_REASONS = 32
 MAX_PAIRS = 32
 MAX_ENGINES = 32
+MAX_LOADS = 1024
 
 
 def stats(state: AdminState) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def stats(state: AdminState) -> dict[str, Any]:
         },
         "recentReuse": _recent(state),
         "retention": _retention(state),
+        "loads": _loads(state),
         "kv": _kv(fleet.engines.values()),
         "holds": len(ledger),
         "transport": {
@@ -81,6 +83,21 @@ def _recent(state: AdminState) -> dict[str, Any]:
         "partial": reuse.partial,
         "rejected": dict(reuse.rejected.most_common(MAX_REASONS)),
     }
+
+
+def _loads(state: AdminState) -> dict[str, dict[str, int]]:
+    """Return what this router has on each engine that it uses or holds something on, by pod, the most first."""
+    ledger = state.core.ledger
+    loads = {
+        engine.pod or engine.key: {
+            "legs": engine.legs,
+            "tokens": ledger.held_tokens(engine.key),
+            "value": ledger.live_tokens(engine.key),
+        }
+        for engine in state.core.fleet.engines.values()
+    }
+    used = sorted((item for item in loads.items() if any(item[1].values())), key=lambda item: -item[1]["tokens"])
+    return dict(used[:MAX_LOADS])
 
 
 def _retention(state: AdminState) -> dict[str, Any]:

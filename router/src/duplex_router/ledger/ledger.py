@@ -30,6 +30,9 @@ MAX_CANDIDATES = 8
 HORIZON_SECONDS = 240.0
 """How far ahead a hold's worth looks: what is over the budget now makes room for what comes in the next minutes."""
 
+WORTH_SAMPLE = 64
+"""Of how many holds about the worth of all that an engine holds is told: a look must not hold turns up."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -125,6 +128,13 @@ class Ledger:
         """Return how many tokens an engine holds for entries of this ledger."""
         holds = self._by_engine.get(engine)
         return holds.tokens if holds is not None else 0
+
+    def live_tokens(self, engine: str) -> int:
+        """Return the tokens that an engine holds, each counted by how likely it is to be pulled again: by a sample."""
+        holds = list(self._by_engine.get(engine, ()))
+        sample = holds[:: len(holds) // WORTH_SAMPLE + 1]
+        worth = sum(self._worth(entry)[0] * entry.handle.tokens for entry in sample)
+        return round(worth * len(holds) / len(sample)) if sample else 0
 
     def held_conversations(self, engine: str) -> int:
         """Return how many entries of this ledger an engine holds."""

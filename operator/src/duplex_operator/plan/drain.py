@@ -1,0 +1,173 @@
+"""Two-phase removal of engines: first out of the routers' choice, then empty, then deleted.
+
+A Deployment that is to have fewer engines keeps its size until the engines that go are done: those that hold least of
+value are marked (an annotation with the time), named in the fleet document, and, once every router has acknowledged
+it, left until no turn uses them and nothing is held on them, at most `drainSeconds`. Then the ReplicaSet is told which
+ones to delete (pod-deletion-cost), and only then the Deployment shrinks. A scale-up meanwhile takes the mark off again.
+The last pair of a revision that goes is announced last of all: until then its conversations end on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from duplex_connector.contract import Annotation, Role
+from duplex_operator.plan.fleet import acknowledged, ready_routers
+from duplex_operator.plan.observed import FIRST_TO_GO, TIME, Load, Observed, Pod
+from duplex_operator.plan.rollout import Rollout
+from duplex_operator.plan.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What an engine pod's annotations of ours shall be. ``since`` empty: it stays. ``done``: it may be deleted."""
+
+    pod: str
+    uid: str
+    since: str = ""
+    done: bool = False
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the annotations as the API has them."""
+        return ({Annotation.DRAINING: self.since} if self.since else {}) | (
+            {Annotation.DELETION_COST: FIRST_TO_GO} if self.done else {}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """``sizes``: replicas by revision now. ``announced``: pods that take nothing new. ``marks``: to be written.
+
+    ``waiting``: pods that are marked and not done, and why, for people.
+    """
+
+    sizes: Mapping[str, Sizes]
+    announced: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    waiting: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is known of the routers' side: ``acknowledged``: all know the document that is written."""
+
+    acknowledged: bool
+    announced: frozenset[str]
+    loads: Mapping[str, Load] | None
+    now: datetime
+    seconds: Mapping[str, int]
+
+    def load(self, pod: Pod) -> Load:
+        return (self.loads or {}).get(pod.name, Load())
+
+    def idle(self, pod: Pod) -> bool:
+        """Tell whether no turn uses a pod and nothing is held on it, as far as every router says."""
+        load = self.load(pod)
+        return self.loads is not None and not load.legs and not (load.tokens and pod.role == Role.DECODE)
+
+    def overdue(self, pod: Pod) -> bool:
+        waited = self.now.replace(tzinfo=None) - datetime.strptime(pod.draining_since, TIME)  # noqa: DTZ007 - UTC
+        return waited.total_seconds() >= self.seconds[pod.role]
+
+
+def drain(rollout: Rollout, observed: Observed, seconds: Mapping[str, int], now: datetime) -> Drain:
+    """Decide what may be taken away now of what the rollout wants to be gone. ``seconds``: longest wait by role."""
+    view = _View(
+        acknowledged=acknowledged(observed),
+        announced=frozenset((observed.fleet or {}).get("draining") or ()),
+        loads=_loads(observed),
+        now=now,
+        seconds=seconds,
+    )
+    present: dict[str, dict[str, int]] = {}
+    for work in observed.workloads:
+        present.setdefault(work.revision, {})[work.role] = work.replicas
+    sizes, announced, marks, waiting = {}, [], [], []
+    for revision in {**rollout.sizes, **{name: Sizes() for name in present if name not in rollout.sizes}}:
+        wanted = rollout.sizes.get(revision, Sizes())
+        victims: dict[str, list[Pod]] = {}
+        counts: dict[str, int] = {}
+        for role in Role:
+            has, wants = present.get(revision, {}).get(role, 0), getattr(wanted, role)
+            living = [pod for pod in _pods(observed, revision, role) if not pod.terminating]
+            # Replicas without a pod need nobody's leave. Of more pods than replicas some are about to be deleted.
+            victims[role] = _victims(living, max(0, len(living) - wants), view)
+            done = [pod for pod in victims[role] if not pod.ready or pod.doomed]
+            counts[role] = min(has, max(wants, len(living) - len(done))) if wants < has else wants
+            marks += [Mark(pod.name, pod.uid) for pod in living if pod.draining_since and pod not in victims[role]]
+        last = _last_pair(victims, view) if revision in present and not wanted.pair else ()
+        for pod in (pod for role in Role for pod in victims[role] if pod.ready):
+            named = bool(pod.draining_since) and pod not in last
+            announced += [pod.name] if named else []
+            mark = _mark(pod, view, named=named)
+            marks += [mark] if mark is not None else []
+            waiting += [] if pod.doomed else [_words(pod, view)]
+        if Sizes(**counts) or revision in rollout.sizes:
+            sizes[revision] = Sizes(**counts)
+    ending = [pod.name for pod in observed.pods if pod.role == Role.DECODE and pod.terminating]
+    return Drain(sizes, tuple(sorted({*announced, *ending})), tuple(marks), tuple(waiting))
+
+
+def _loads(observed: Observed) -> Mapping[str, Load] | None:
+    """Return what all routers together have on each engine; None where one that is ready has not said."""
+    if any(name not in observed.stats for name in ready_routers(observed)):
+        return None
+    loads: dict[str, Load] = {}
+    for stats in observed.stats.values():
+        for pod, load in stats.loads.items():
+            former = loads.get(pod, Load())
+            loads[pod] = Load(former.legs + load.legs, former.tokens + load.tokens, former.value + load.value)
+    return loads
+
+
+def _pods(observed: Observed, revision: str, role: str) -> list[Pod]:
+    return [pod for pod in observed.pods if pod.revision == revision and pod.role == role]
+
+
+def _victims(living: Sequence[Pod], number: int, view: _View) -> list[Pod]:
+    """Return which engines go: what is not ready, what has begun to go, then what holds least of live value."""
+
+    def key(pod: Pod) -> tuple[bool, bool, bool, int, int, str]:
+        load = view.load(pod)
+        return pod.ready, not pod.doomed, not pod.draining_since, load.value, load.legs, pod.name
+
+    return sorted(living, key=key)[:number]
+
+
+def _last_pair(victims: Mapping[str, Sequence[Pod]], view: _View) -> tuple[Pod, ...]:
+    """Return the engines of a revision that goes on which its conversations may still end.
+
+    None once nothing is held there any more and nobody speaks there, or after the time that they have.
+    """
+    ready = {role: [pod for pod in victims[role] if pod.ready] for role in Role}
+    if not all(ready.values()):
+        return ()
+    stay = tuple(ready[role][-1] for role in Role)
+    decode = stay[-1]
+    if decode.draining_since and (view.overdue(decode) or (view.acknowledged and all(map(view.idle, stay)))):
+        return ()
+    return stay
+
+
+def _mark(pod: Pod, view: _View, *, named: bool) -> Mark | None:
+    if not pod.draining_since:
+        return Mark(pod.name, pod.uid, view.now.strftime(TIME))
+    heard = named and pod.name in view.announced and view.acknowledged
+    if not pod.doomed and heard and (view.idle(pod) or view.overdue(pod)):
+        return Mark(pod.name, pod.uid, pod.draining_since, done=True)
+    return None
+
+
+def _words(pod: Pod, view: _View) -> str:
+    load = view.load(pod)
+    return f"{pod.name} ({load.legs} legs, {load.tokens} tokens held)"
+
+
+def names(pods: Iterable[str], most: int = 3) -> str:
+    """List a few, and say how many more there are."""
+    each = list(pods)
+    more = f" and {len(each) - most} more" if len(each) > most else ""
+    return ", ".join(each[:most]) + more
