@@ -66,29 +66,14 @@ class Rollout(ApiModel):
 class Placement(ApiModel):
     """Where the engines run."""
 
-    model_config = with_rules(
-        Rule(
-            "!has(self.topologyKey)",
-            "topologyKey: not acted on in this release; remove it, or use podTemplate's affinity",
-        ),
-        Rule(
-            "!has(self.placementGroup)",
-            "placementGroup: not acted on in this release; remove it and set the group on the node group",
-        ),
-        Rule(
-            "!has(self.capacityReservation)",
-            "capacityReservation: not acted on in this release; remove it and set the reservation on the node group",
-        ),
-    )
-
     same_zone: bool = True
     """True: all engines in one zone. EFA traffic cannot leave a zone, so it must stay true there."""
     topology_key: ShortText | None = None
-    """Node label whose value all engines must share."""
+    """Node label whose value all engines must share, such as topology.k8s.aws/network-node-layer-3 (the closest)."""
     placement_group: ShortText | None = None
-    """Cluster placement group of the nodes."""
+    """Id of the nodes' cluster placement group, from Karpenter's node label karpenter.k8s.aws/placement-group-id."""
     capacity_reservation: ShortText | None = None
-    """Capacity reservation of the nodes."""
+    """Id of the nodes' reservation, from Karpenter's node label karpenter.k8s.aws/capacity-reservation-id."""
 
 
 class Monitoring(ApiModel):

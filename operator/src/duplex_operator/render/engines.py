@@ -23,6 +23,8 @@ from duplex_operator.render.names import (
 _INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 _ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 _HOST_LABEL: Final = "kubernetes.io/hostname"
+_RESERVATION_LABEL: Final = "karpenter.k8s.aws/capacity-reservation-id"
+_PLACEMENT_GROUP_LABEL: Final = "karpenter.k8s.aws/placement-group-id"
 
 _TAINTS: Final = {
     Accelerator.NVIDIA: ("nvidia.com/gpu",),
@@ -57,8 +59,8 @@ def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: Res
         pod["tolerations"] = tolerations
     if init := init_containers(spec, context, resolved, role):
         pod["initContainers"] = init
-    if role.instance.devices:
-        pod["nodeSelector"] = {_INSTANCE_TYPE_LABEL: role.spec.instance_type}
+    if selector := _node_selector(spec, role):
+        pod["nodeSelector"] = selector
     source = spec.model.source
     if source and source.s3 and source.s3.service_account_name:
         pod["serviceAccountName"] = source.s3.service_account_name
@@ -150,6 +152,16 @@ def _tolerations(resolved: Resolved) -> list[dict[str, Any]]:
     return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
 
 
+def _node_selector(spec: Spec, role: ResolvedRole) -> dict[str, str]:
+    """Every provisioner labels the type; the others only Karpenter does, elsewhere whoever wants them."""
+    wanted = {
+        _INSTANCE_TYPE_LABEL: role.spec.instance_type if role.instance.devices else None,
+        _RESERVATION_LABEL: spec.placement.capacity_reservation,
+        _PLACEMENT_GROUP_LABEL: spec.placement.placement_group,
+    }
+    return {label: value for label, value in wanted.items() if value is not None}
+
+
 def _affinity(serving: DisaggregatedServing, resolved: Resolved) -> dict[str, Any]:
     """All engines in one zone: required over EFA, which cannot leave it; engines on different hosts where possible."""
     engines = {
@@ -163,11 +175,14 @@ def _affinity(serving: DisaggregatedServing, resolved: Resolved) -> dict[str, An
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": other_host}]
         }
     }
-    if resolved.fabric:
-        affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}
-    elif serving.spec.placement.same_zone:
+    together: dict[str, Any] = {}
+    required = [same_zone] if resolved.fabric else []
+    if key := serving.spec.placement.topology_key:
+        required.append({"labelSelector": engines, "topologyKey": key})
+    if required:
+        together["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    if serving.spec.placement.same_zone and not resolved.fabric:
         # Nodes without a zone label would refuse a required term.
-        affinity["podAffinity"] = {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": same_zone}]
-        }
-    return affinity
+        preferred = [{"weight": 100, "podAffinityTerm": same_zone}]
+        together["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+    return affinity | ({"podAffinity": together} if together else {})

@@ -110,9 +110,6 @@ CASES = (
         {"rollout": {"maxSurge": 0, "maxUnavailable": 2, "paused": True}},
         {"rollout": {"maxSurge": 0, "maxUnavailable": 0}},
     ),
-    Case("topologyKey: not acted on", {"placement": {}}, {"placement": {"topologyKey": "rack"}}),
-    Case("placementGroup: not acted on", {"placement": {}}, {"placement": {"placementGroup": "pg"}}),
-    Case("capacityReservation: not acted on", {"placement": {}}, {"placement": {"capacityReservation": "cr-1"}}),
     Case(
         "placement.sameZone: must stay true",
         CPU | {"placement": {"sameZone": False}},

@@ -239,6 +239,27 @@ def test_engines_over_efa_must_share_a_zone_and_others_prefer_it() -> None:
     assert "podAffinity" not in pod(**CPU, placement={"sameZone": False})["affinity"]
 
 
+def test_engines_stay_within_what_placement_names() -> None:
+    near = "topology.k8s.aws/network-node-layer-3"
+    placement = {"topologyKey": near, "capacityReservation": "cr-1", "placementGroup": "pg-1"}
+    found = pod(placement=placement)
+    required = found["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["topologyKey"] for term in required] == ["topology.kubernetes.io/zone", near]
+    assert required[1]["labelSelector"] == required[0]["labelSelector"]
+    assert found["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "p5en.48xlarge",
+        "karpenter.k8s.aws/capacity-reservation-id": "cr-1",
+        "karpenter.k8s.aws/placement-group-id": "pg-1",
+    }
+    on_cpu = pod(**CPU, placement={"topologyKey": near})["affinity"]["podAffinity"]
+    (term,) = on_cpu["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == near
+    assert list(on_cpu) == [
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "preferredDuringSchedulingIgnoredDuringExecution",
+    ]
+
+
 def test_a_pod_template_is_merged_by_name() -> None:
     overlay = {
         "metadata": {"annotations": {"team": "a"}},
