@@ -20,6 +20,14 @@ MUTATIONS = (
     ),
     Mutation(
         "no release under another router's pull",
+        "a reader's engine that stands still is forgotten before the deadline that it was told",
+        _SCRIPTS,
+        "now + math.max(tonumber(ARGV[2]), left))",
+        "now + tonumber(ARGV[2]))",
+        f"{_TESTS}::test_a_borrowed_hold_is_kept_until_the_deadline_that_its_reader_was_told",
+    ),
+    Mutation(
+        "no release under another router's pull",
         "pulls that an earlier life of the store knew of are forgotten",
         _SHARED,
         "if known.life == self._life:",

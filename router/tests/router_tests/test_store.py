@@ -166,6 +166,25 @@ async def test_a_borrowed_hold_is_released_only_after_it_was_given_back(server: 
         await until(lambda: a.freed == [entry])
 
 
+async def test_a_borrowed_hold_is_kept_until_the_deadline_that_its_reader_was_told(server: StoreServer) -> None:
+    async with replicas(server, pull_seconds=0.01) as (a, b):
+        entry = a.keep(ASK)
+        await a.settled()
+        assert await b.find(ASK, REPLY, NEXT) is not None
+        begun = int((await server.say("TIME"))[0])
+
+        def over() -> bool:
+            """Tell whether more time than any pull's has passed, by the store's own clock."""
+            return int(asyncio.run(server.say("TIME"))[0]) >= begun + 2
+
+        await until(over)
+        a.release(entry)
+        await a.settled()
+        a.shared.beat()
+        await a.settled()
+        assert a.freed == []
+
+
 async def test_a_replaced_hold_is_released_by_its_owner_when_the_reader_says_so(server: StoreServer) -> None:
     async with replicas(server) as (a, b):
         entry = a.keep(ASK)
