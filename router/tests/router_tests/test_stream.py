@@ -193,6 +193,7 @@ def said(content: str, before: dict[str, object] | None = None, **after: object)
 @settings(max_examples=500)
 @given(st.lists(EVENT, max_size=8), st.booleans())
 @example([said("a"), said("b", role="c")], False)
+@example([{**said(text), "usage": {"prompt_tokens": len(text)}} for text in ("a", "", "a")], False)
 @example([said("a", tool_calls=[{"function": {"arguments": "x"}}])] * 2, False)
 @example([said("a", before={"logprobs": {"content": each}}) for each in ("a", "b")], False)
 def test_an_event_that_is_like_the_last_one_is_seen_as_one_that_is_read(

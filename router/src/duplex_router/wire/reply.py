@@ -165,7 +165,7 @@ class Observer:
 
     def _learn(self, data: bytes, event: Event) -> None:
         """Keep what stands around an event's text, where that is all of it that would differ in another one's place."""
-        if len(event.choices) != 1:
+        if len(event.choices) != 1 or event.usage is not None:
             return
         choice = event.choices[0]
         delta = choice.delta
