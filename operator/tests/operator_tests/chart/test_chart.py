@@ -23,7 +23,7 @@ from duplex_operator.api import DisaggregatedServing
 from duplex_operator.render import RenderContext, render_router
 from operator_tests.reconcile.harness import World, a_serving, eventually
 
-pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(400)]
 
 CHART = Path(__file__).resolve().parents[4] / "charts/duplex-operator"
 RELEASE = "duplex"

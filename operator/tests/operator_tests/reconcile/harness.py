@@ -17,7 +17,7 @@ from duplex_operator.reconcile.writer import CHILD_MANAGER
 from duplex_operator.runtime.clock import SystemClock
 from duplex_operator.runtime.settings import Settings
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 100.0
 
 
 def a_serving(name: str, namespace: str, **spec: Any) -> KubeObject:
