@@ -47,7 +47,8 @@ test-unit: setup ## Unit tests (no cluster)
 
 test-native: setup ## The router's unit tests on the compiled router, as its image has it (needs gcc)
 	rm -rf build/native && $(BIN)/python router/native.py build/native
-	PYTHONPATH=build/native:e2e $(BIN)/pytest -q -m "not apiserver and not lab and not vllm" router/tests
+	PYTHONPATH=build/native:e2e $(BIN)/pytest -q -m "not apiserver and not lab and not vllm" router/tests \
+		--deselect router/tests/router_tests/test_keeper.py::test_a_tick_looks_at_what_is_due_and_not_at_all_holds
 
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
 	$(BIN)/pytest -q -m apiserver

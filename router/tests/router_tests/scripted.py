@@ -261,7 +261,7 @@ class Stage:
         fields = {"model": "m", "messages": messages, "stream": stream, **more}
         request = parse_inference(Endpoint.CHAT, json.dumps(fields).encode())
         client = ScriptedClient()
-        turn = Turn(self.core, Subject(request, self.document, tenant, [], b"id"), client)
+        turn = Turn(self.core, Subject(request, self.document, tenant, b"", b"id"), client)
         turn.start()
         return turn, client
 

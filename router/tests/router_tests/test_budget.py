@@ -98,7 +98,7 @@ def test_the_heap_always_names_what_a_full_search_would(script: list[tuple[str, 
         elif what == "change" and name in holds:
             worths.of[name] = worth
             holds.changed(name, now)
-        budget = holds.tokens / 2
+        budget = holds.tokens // 2
         by_tenant: dict[bytes, int] = {}
         for each in holds:
             by_tenant[b"%d" % (int(each) % 3)] = by_tenant.get(b"%d" % (int(each) % 3), 0) + 1 + int(each)

@@ -51,7 +51,7 @@ def stage() -> Stage:
 def begin(stage: Stage, endpoint: Endpoint, **more: Any) -> ScriptedClient:
     request = parse_inference(endpoint, json.dumps({**ASK[endpoint], **more}).encode())
     client = ScriptedClient()
-    Turn(stage.core, Subject(request, stage.document, b"t", [], b"id"), client).start()
+    Turn(stage.core, Subject(request, stage.document, b"t", b"", b"id"), client).start()
     return client
 
 

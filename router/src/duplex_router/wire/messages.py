@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw
 
+from .fields import Value
 from .reply import Observer, ToolCall, cut_params, given
 from .shapes import MessageBlock, Usage, decode_message
 
@@ -12,7 +12,7 @@ _BEFORE_THE_FIRST_TOKEN = frozenset({"message_start", "ping"})
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-def canonical_input(raw: Raw | bytes) -> str:
+def canonical_input(raw: Value) -> str:
     """Return a tool call's input in one form, however its JSON was written."""
     return _canonical(msgspec.json.decode(raw)).decode()
 

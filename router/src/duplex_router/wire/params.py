@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import Raw
 
 from duplex_connector.contract import LEASE_MODEL, Duplex, Params
 from duplex_connector.proof import Reason
 
 from .errors import WireError
-from .fields import NULL, is_null, join_object, split_object
+from .fields import NULL, Value, is_null, join_object, split_object
 from .shapes import (
     EngineParams,
     PulledReport,
@@ -79,10 +78,10 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
     )
 
 
-def _with_duplex(fields: Mapping[str, Raw | bytes], more: Mapping[str, bytes]) -> bytes:
+def _with_duplex(fields: Mapping[str, Value], more: Mapping[str, bytes]) -> bytes:
     rest = {name: value for name, value in fields.items() if name != Params.DUPLEX}
     given = fields.get(Params.DUPLEX)
-    inner: dict[str, Raw | bytes] = dict(split_object(bytes(given))) if given and not is_null(given) else {}
+    inner: dict[str, Value] = dict(split_object(bytes(given))) if given and not is_null(given) else {}
     inner.update(more)
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
@@ -206,8 +205,8 @@ class Handle:
         fields[Params.DO_REMOTE_DECODE] = b"false"
         return join_object(fields)
 
-    def _fields(self) -> dict[str, Raw | bytes]:
-        fields: dict[str, Raw | bytes] = dict(split_object(self._raw))
+    def _fields(self) -> dict[str, Value]:
+        fields: dict[str, Value] = dict(split_object(self._raw))
         if self.expiry is not None:
             fields[Params.EXPIRY_TIME] = msgspec.json.encode(self.expiry)
         return fields

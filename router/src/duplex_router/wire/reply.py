@@ -10,7 +10,7 @@ from msgspec import Raw
 from duplex_connector.contract import Params
 
 from .errors import WireError
-from .fields import NULL, Piece, join_object, split_object
+from .fields import NULL, Piece, Value, join_object, split_object
 from .shapes import Choice, Event, Usage, decode_event
 
 FINISHED_BY_ERROR = "error"
@@ -41,7 +41,7 @@ def read_event(data: Piece) -> Event | None:
 
 def cut_params(data: Piece) -> bytes:
     """Return an answer's JSON with its top-level kv_transfer_params replaced by null. Raises WireError."""
-    fields: dict[str, Raw | bytes] = dict(split_object(data))
+    fields: dict[str, Value] = dict(split_object(data))
     if Params.FIELD in fields:
         fields[Params.FIELD] = NULL
     return join_object(fields)
