@@ -140,14 +140,16 @@ def _victims(living: Sequence[Pod], number: int, view: _View) -> list[Pod]:
 def _last_pair(victims: Mapping[str, Sequence[Pod]], view: _View) -> tuple[Pod, ...]:
     """Return the engines of a revision that goes on which its conversations may still end.
 
-    None once nothing is held there any more and nobody speaks there, or after the time that they have.
+    None once nothing is held there any more and nobody speaks there, or after the time that they have; and none from
+    then on: that they are announced is itself a document that routers have yet to acknowledge.
     """
     ready = {role: [pod for pod in victims[role] if pod.ready] for role in Role}
     if not all(ready.values()):
         return ()
     stay = tuple(ready[role][-1] for role in Role)
     decode = stay[-1]
-    if decode.draining_since and (view.overdue(decode) or (view.acknowledged and all(map(view.idle, stay)))):
+    over = all(pod.name in view.announced for pod in stay) or (view.acknowledged and all(map(view.idle, stay)))
+    if decode.draining_since and (over or view.overdue(decode)):
         return ()
     return stay
 

@@ -176,6 +176,11 @@ def test_an_unheard_shift_of_new_conversations_is_waited_for() -> None:
     assert decide(unheard, decode=3).announced == ()
 
 
+def test_a_last_pair_that_is_announced_stays_so_while_routers_have_not_heard_of_it() -> None:
+    told = replace(leaving(EARLIER, Load(), ["old-d", "old-p"]), stats={"router-0": RouterStats(fleet_version=(1, 0))})
+    assert decide(told, decode=3).announced == ("old-d", "old-p"), "else each telling would take itself back"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_removal_ends_whatever_the_size(size: int) -> None:
     pods, replicas, draining, now = list(THREE), 3, [""], NOW
