@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def cluster() -> Iterator[Cluster]:
     """Give a running cluster with the operator installed; KEEP=1 leaves it up, LAB names it."""
     found = open_cluster(name=os.environ.get("LAB") or "e2e", kind=os.environ.get("CLUSTER") or "local")
+    if not os.environ.get("KEEP"):
+        found.down()  # a run that was cut off leaves its cluster behind, with the operator and the images of then
     found.up()
     try:
         found.load_images([*CONTROL_IMAGES, "simulator", "store"])
