@@ -20,8 +20,8 @@ MUTATIONS = (
         "content match",
         "a message's content does not enter its mark",
         _CANONICAL,
-        'return text_message(_decode_text(message["role"]), _decode_text(content))',
-        'return text_message(_decode_text(message["role"]), "")',
+        'return b"t%b\\0%b" % (text_bytes(message["role"]), text_bytes(content))',
+        'return b"t%b\\0" % text_bytes(message["role"])',
         f"{_TESTS}/test_ledger.py::test_an_edited_history_matches_up_to_the_edit",
     ),
     Mutation(

@@ -68,7 +68,7 @@ MUTATIONS = (
     Mutation(
         "P-failure rule",
         "finish_reason error is not seen",
-        f"{_WIRE}/params.py",
+        f"{_WIRE}/shapes.py",
         'return any(choice.finish_reason == "error" for choice in self.choices)',
         "return False",
         f"{_TESTS}/test_params.py::test_a_200_can_be_a_failure",

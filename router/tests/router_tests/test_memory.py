@@ -53,7 +53,10 @@ class Sockets:
         """Take one connection after the other, for ever; only turns get more than a refusal."""
         answer = self._prefill if role == "prefill" else self._decode
         while not self.over.is_set():
-            connection, _ = self.listeners[role].accept()
+            try:
+                connection, _ = self.listeners[role].accept()
+            except OSError:  # closed: the test is over
+                return
             with connection, contextlib.suppress(OSError):
                 head, _, body = self._head(connection).partition(b"\r\n\r\n")
                 if head.startswith(b"POST /v1/chat/completions"):
