@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -297,10 +297,3 @@ def trimmed(handle: Mapping[str, Any], common: int, block_size: int) -> dict[str
     blocks = common // block_size
     ids = [list(group[:blocks]) for group in handle[Params.BLOCK_IDS]]
     return {**handle, Params.NUM_TOKENS: blocks * block_size, Params.BLOCK_IDS: ids}
-
-
-def token_counts(url: str) -> Iterator[tuple[str, float]]:
-    """Yield prompt tokens by source, as the engine counts them."""
-    for key, value in samples(url).items():
-        if key.startswith(Metric.PROMPT_TOKENS_BY_SOURCE):
-            yield key.partition('source="')[2].rstrip('"}'), value

@@ -12,7 +12,6 @@ from .measure import Row
 from .scenarios import SCENARIOS
 
 RATE: Final = ("a", "a2", "e1", "e2", "cs", "cl")
-LATENCY: Final = ("c", "e1", "e2", "cs", "cl")
 LOW_LOAD: Final = ("c", "cs", "cl")
 
 

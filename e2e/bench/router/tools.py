@@ -173,10 +173,11 @@ def router_python() -> Interpreter:
         ours = f"{sys.version_info.major}.{sys.version_info.minor}"
         fits = version.startswith(f"{ours}.")
         if (fits and guided) or program in (chosen, sys.executable):
-            written = [] if os.environ.get("BENCH_INTERPRETED") else [str(native_router())]
-            written += [sysconfig.get_path("purelib"), *(str(REPOSITORY / part) for part in _source_folders())]
+            compiled = [] if os.environ.get("BENCH_INTERPRETED") else [str(native_router())]
+            paths = [*compiled, sysconfig.get_path("purelib"), *(str(REPOSITORY / part) for part in _source_folders())]
             kind = "profile-guided build" if guided else "no profile guidance"
-            return Interpreter(program, f"{program} {version}, {kind}", {"PYTHONPATH": os.pathsep.join(written)})
+            what = f"{program} {version}, {kind}, router {'compiled' if compiled else 'as written'}"
+            return Interpreter(program, what, {"PYTHONPATH": os.pathsep.join(paths)})
     raise BenchError("no Python to run the router with")
 
 

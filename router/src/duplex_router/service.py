@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .admin.access_log import AccessLog
 from .admin.app import AdminApp
+from .admin.aside import Aside
 from .admin.canary import Canary
 from .admin.models import ModelReader
 from .admin.probe import TemplateProbe
@@ -31,9 +32,6 @@ from .turn.admission import QueueSettings
 from .turn.core import Core, LegSettings
 from .turn.counters import Counters
 from .turn.keeper import Keeper
-
-if TYPE_CHECKING:
-    from .admin.tracing import SpanSender
 
 log = logging.getLogger(__name__)
 
@@ -106,14 +104,14 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self.port = self.admin_port = 0
 
-    def _watch_turns(self) -> list[AccessLog | SpanSender]:
+    def _watch_turns(self) -> list[Aside]:
         """Return what writes and sends finished turns, already told of each."""
         seen, core, state = self._settings.seen, self.core, self.state
 
         def ahead() -> float:
             return state.wall_clock() - core.clock()
 
-        made: list[AccessLog | SpanSender] = []
+        made: list[Aside] = []
         if seen.access_log is not None:
             path = None if seen.access_log == STDOUT else seen.access_log
             made.append(AccessLog(path, seen.access_log_sample, ahead))

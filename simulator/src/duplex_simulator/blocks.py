@@ -79,10 +79,6 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free[block] = None
 
-    def is_free(self, block: int) -> bool:
-        """Return whether nobody refers to `block`."""
-        return block in self._free
-
     def remember(self, key: Hashable, block: int) -> None:
         """Put a full block into the prefix cache under `key`, unless the cache has that key or block already."""
         if block != NULL_BLOCK and key not in self._block_of and block not in self._key_of:

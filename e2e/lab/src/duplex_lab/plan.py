@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from duplex_lab.errors import LabError
@@ -59,8 +58,3 @@ class NodePlan:
 def cgroup_belongs_to(lab: str, cgroup: str) -> bool:
     """Say whether a cgroup is a node's of this lab, and not of another whose name begins alike."""
     return re.fullmatch(rf"duplex-{re.escape(lab)}-node\d+", cgroup) is not None
-
-
-def node_folder(lab_folder: Path, plan: NodePlan) -> Path:
-    """Return the folder with a node's logs and settings."""
-    return lab_folder / plan.name

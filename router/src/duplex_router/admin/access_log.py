@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import sys
-from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -17,44 +15,30 @@ import msgspec
 
 from duplex_router.turn.record import TurnRecord
 
+from .aside import Aside
+
 FLUSH_SECONDS = 0.5
 MAX_WAITING = 16384
-"""Lines that wait to be written; beyond it the oldest are dropped and counted."""
 
 log = logging.getLogger(__name__)
 
 
-class AccessLog:
-    """`path` None: standard output. `sample`: the share of turns answered with 200 that are written, 0 to 1.
-
-    `wall_ahead`: Unix time less the turns' clock.
-    """
+class AccessLog(Aside):
+    """`path` None: standard output. `sample`: the share of turns answered with 200 that are written, 0 to 1."""
 
     def __init__(self, path: Path | None, sample: float, wall_ahead: Callable[[], float]) -> None:
+        super().__init__(wall_ahead, seconds=FLUSH_SECONDS, most=MAX_WAITING)
         self._path = path
         self._sample = sample
-        self._wall_ahead = wall_ahead
-        self._waiting: deque[TurnRecord] = deque(maxlen=MAX_WAITING)
-        self.dropped = 0
 
     def observe(self, record: TurnRecord) -> None:
-        """Take a finished turn."""
+        """See `Aside`."""
         if record.status == HTTPStatus.OK and random.random() >= self._sample:  # noqa: S311 - no secret
             return
-        self.dropped += len(self._waiting) == MAX_WAITING
-        self._waiting.append(record)
-
-    async def run(self) -> None:
-        """Write until cancelled, and then once more."""
-        try:
-            while True:
-                await asyncio.sleep(FLUSH_SECONDS)
-                await asyncio.to_thread(self.flush)
-        finally:
-            self.flush()
+        self._keep(record)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """See `Aside`."""
         ahead = self._wall_ahead()
         lines = []
         while self._waiting:

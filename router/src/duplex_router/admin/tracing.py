@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -18,6 +16,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from duplex_router.turn.record import LegRecord, TurnRecord
 from duplex_router.turn.trace import TraceContext
 
+from .aside import Aside
+
 FLUSH_SECONDS = 1.0
 MAX_WAITING = 4096
 TURNS_AT_ONCE = 256
@@ -27,37 +27,22 @@ _SCOPE_ATTRIBUTES = {"service.name": "duplex-router"}
 log = logging.getLogger(__name__)
 
 
-class SpanSender:
-    """`endpoint`: URL of an OTLP collector's traces, such as http://collector:4318/v1/traces.
-
-    `wall_ahead`: Unix time less the turns' clock. What waits too long for a slow collector is dropped and counted.
-    """
+class SpanSender(Aside):
+    """`endpoint`: URL of an OTLP collector's traces, such as http://collector:4318/v1/traces."""
 
     def __init__(self, endpoint: str, pod_name: str, wall_ahead: Callable[[], float]) -> None:
+        super().__init__(wall_ahead, seconds=FLUSH_SECONDS, most=MAX_WAITING)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
         self._resource = Resource.create({**_SCOPE_ATTRIBUTES, "service.instance.id": pod_name})
-        self._wall_ahead = wall_ahead
         self._ids = RandomIdGenerator()
-        self._waiting: deque[TurnRecord] = deque(maxlen=MAX_WAITING)
-        self.dropped = 0
 
     def observe(self, record: TurnRecord) -> None:
-        """Take a finished turn; one that is not traced is left out."""
+        """See `Aside`; a turn that is not traced is left out."""
         if record.trace is not None:
-            self.dropped += len(self._waiting) == MAX_WAITING
-            self._waiting.append(record)
-
-    async def run(self) -> None:
-        """Send until cancelled, and then once more."""
-        try:
-            while True:
-                await asyncio.sleep(FLUSH_SECONDS)
-                await asyncio.to_thread(self.flush)
-        finally:
-            await asyncio.shield(asyncio.to_thread(self.flush))
+            self._keep(record)
 
     def flush(self) -> None:
-        """Send what waits."""
+        """See `Aside`; what a slow collector does not take is dropped and counted."""
         ahead = self._wall_ahead()
         while self._waiting:
             turns = [self._waiting.popleft() for _ in range(min(len(self._waiting), TURNS_AT_ONCE))]

@@ -70,6 +70,10 @@ class _KnownHeads(Generic[_Head]):
         key = head[:start] + b"\0" + head[end:]  # no valid head has this byte
         return key, int(found[1]), self._heads.get(key)
 
+    def known(self, head: bytes) -> _Head | None:
+        """Return what a head that has no length was parsed to before."""
+        return self._heads.get(head)
+
     def keep(self, key: bytes, head: _Head) -> None:
         """Keep a head. All go when there are too many: which of them come back is not known."""
         if len(self._heads) >= MAX_KNOWN_HEADS:
@@ -228,7 +232,7 @@ class ResponseHead:
 
 def parse_response_head(head: bytes) -> ResponseHead:
     """Parse one answer head, without its empty line. Raises WireError."""
-    stream = _streams.get(head)
+    stream = _answers.known(head)
     if stream is not None:
         return stream
     key, length, known = _answers.find(head)
@@ -236,9 +240,7 @@ def parse_response_head(head: bytes) -> ResponseHead:
         return ResponseHead(known.status, known.headers, length, chunked=False, keep_alive=known.keep_alive)
     answer = _parse_response_head(head)
     if answer.chunked and len(head) <= MAX_KNOWN_HEAD_BYTES:
-        if len(_streams) >= MAX_KNOWN_HEADS:
-            _streams.clear()
-        _streams[head] = answer
+        _answers.keep(head, answer)
     elif key and answer.length == length:  # a status without a body has none, whatever its head says
         _answers.keep(key, answer)
     return answer
@@ -261,8 +263,6 @@ def _parse_response_head(head: bytes) -> ResponseHead:
 
 _requests: _KnownHeads[RequestHead] = _KnownHeads()
 _answers: _KnownHeads[ResponseHead] = _KnownHeads()
-_streams: dict[bytes, ResponseHead] = {}
-"""Chunked answers' heads, whole."""
 
 
 def _frame(answer: ResponseHead) -> None:

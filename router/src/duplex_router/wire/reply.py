@@ -31,14 +31,6 @@ _CONTENT_KEY = b'"content":"'
 _TEXT_KEY = b'"text":"'
 
 
-def read_event(data: Piece) -> Event | None:
-    """Read an event's or an answer's JSON; None where it has another shape."""
-    try:
-        return decode_event(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
 def cut_params(data: Piece) -> bytes:
     """Return an answer's JSON with its top-level kv_transfer_params replaced by null. Raises WireError."""
     fields: dict[str, Value] = dict(split_object(data))
