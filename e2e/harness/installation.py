@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts/duplex-operator"
 SYSTEM_NAMESPACE = "duplex-system"
 RELEASE = "duplex"
+_DEPLOYMENT = "deployment/duplex-operator"
 CONTROL_IMAGES = ("operator", "router", "connector")
 
 
@@ -23,6 +24,7 @@ def install_operator(cluster: Cluster, *, timeout_seconds: int = 300) -> None:
         "connectorImage": cluster.image_reference("connector"),
     }
     arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    was_there = cluster.helm("status", RELEASE, "--namespace", SYSTEM_NAMESPACE, check=False).returncode == 0
     cluster.helm(
         "upgrade",
         "--install",
@@ -35,6 +37,10 @@ def install_operator(cluster: Cluster, *, timeout_seconds: int = 300) -> None:
         f"--timeout={timeout_seconds}s",
         *arguments,
     )
+    if was_there:
+        # A cluster that an earlier run left has the operator of then: the image's name says nothing of its content.
+        for verb in (("restart",), ("status", f"--timeout={timeout_seconds}s")):
+            cluster.kubectl("-n", SYSTEM_NAMESPACE, "rollout", verb[0], _DEPLOYMENT, *verb[1:])
 
 
 def operator_log(cluster: Cluster, lines: int = 60) -> str:

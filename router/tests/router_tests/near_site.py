@@ -14,7 +14,10 @@ from aiohttp import web
 
 from duplex_connector.config import kv_transfer_argument
 from duplex_connector.contract import ConnectorKind, Env, Role
+from duplex_router.ledger.ledger import Entry
+from duplex_router.ledger.reading import read_history
 from duplex_router.service import Service
+from duplex_router.wire.inference import Endpoint, parse_inference
 from duplex_simulator.assembly import Process, assemble
 from duplex_simulator.body import prompt_of_chat
 from duplex_simulator.clock import SystemClock
@@ -106,15 +109,23 @@ class NearSite:
             text = choice["message"]["content"] or ""
             return Answered(text, prompt, tokens, int(counts["pulled"]), answer.headers["x-duplex-reuse"])
 
-    def best_share(self, prompt: list[int]) -> int:
-        """Return the most tokens that any one hold shares with a prompt, from token ids."""
-        best = 0
-        for entry in self.service.ledger:
-            if not entry.retired:
-                name = entry.handle.request_id.removeprefix("chatcmpl-").rpartition("-")[0]
-                ids = self.held_ids[name][: entry.handle.tokens]
-                best = max(best, common(ids, prompt))
-        return best
+    def shares(self, prompt: list[int], body: dict[str, Any] | None = None) -> list[int]:
+        """Return how many tokens each hold shares with a prompt, from token ids.
+
+        With `body`, the request that the prompt is of: only of those holds that share most of its content.
+        """
+        entries = [entry for entry in self.service.ledger if not entry.retired]
+        if body is not None:
+            request = parse_inference(Endpoint.CHAT, json.dumps({"model": MODEL, **body}).encode())
+            history = read_history(request, proved=True)
+            assert history is not None
+            depths = [len(set(entry.marks) & set(history.marks)) for entry in entries]
+            entries = [entry for entry, depth in zip(entries, depths, strict=True) if depth == max(depths)]
+        return [common(self._ids(entry), prompt) for entry in entries]
+
+    def _ids(self, entry: Entry) -> list[int]:
+        name = entry.handle.request_id.removeprefix("chatcmpl-").rpartition("-")[0]
+        return self.held_ids[name][: entry.handle.tokens]
 
 
 def common(one: list[int], other: list[int]) -> int:

@@ -21,7 +21,7 @@ PARTNERS_THAT_CONDEMN = 2
 
 _MOST_DOUBLINGS = 32
 
-SAME_LIFE_SECONDS = 1.0
+SAME_LIFE_SECONDS = 0.1
 """By so much a process may tell its beginning otherwise; none ends, starts anew and serves in less."""
 
 
