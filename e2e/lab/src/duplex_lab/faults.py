@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,17 +18,23 @@ from duplex_lab.local_cluster import LocalCluster
 from duplex_lab.node import Node
 
 _CHAIN: Final = "DUPLEX-CUT"
+_GONE_SECONDS: Final = 30
+_LOOK_SECONDS: Final = 0.05
 _CTR: Final = ("ctr", "--namespace", "k8s.io")
 
 
 def kill_pod(cluster: LocalCluster, target: str, number: signal.Signals = signal.SIGKILL) -> str:
     """Send a signal to the first process of a pod's containers, or of the one named: NAMESPACE/POD[/CONTAINER].
 
-    kubelet sees the container end and restarts it in the living pod: an engine gets a new boot, not a new pod.
+    kubelet sees the container end and restarts it in the living pod: an engine gets a new boot, not a new pod. After
+    SIGKILL it returns when all processes of the container are gone: they end after the first one, and read until then.
     """
     containers = _containers(cluster, target)
     for container in containers:
         _tasks(container, "kill", "--signal", number.name, container.identity)
+    if number is signal.SIGKILL:
+        for container in containers:
+            _wait_until_gone(container)
     return f"sent {number.name} to {_names(containers)} of {target}"
 
 
@@ -133,10 +140,24 @@ def _names(containers: list[_Container]) -> str:
     return ", ".join(container.name for container in containers)
 
 
-def _tasks(container: _Container, *words: str) -> None:
+def _tasks(container: _Container, *words: str) -> str:
     done = container.node.run([*_CTR, "tasks", *words])
     if done.returncode:
         raise LabError(f"{container.name}: `ctr tasks {words[0]}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _wait_until_gone(container: _Container) -> None:
+    # The kernel ends a container's first process only once it has ended all others (pid_namespaces(7)).
+    deadline = time.monotonic() + _GONE_SECONDS
+    while any(line.split()[0] == container.identity and "RUNNING" in line for line in _task_list(container)):
+        if time.monotonic() > deadline:
+            raise LabError(f"{container.name} still runs {_GONE_SECONDS} s after SIGKILL")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _task_list(container: _Container) -> list[str]:
+    return [line for line in _tasks(container, "list").splitlines()[1:] if line.strip()]
 
 
 def _running(cluster: LocalCluster) -> list[Node]:

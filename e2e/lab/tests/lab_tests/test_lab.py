@@ -147,7 +147,10 @@ def test_a_killed_container_restarts_in_its_pod(small: LocalCluster) -> None:
     start_idle(small, "killed", 1)
     before = first_pod(small, "killed")
     name = before["metadata"]["name"]  # type: ignore[index]
+    identity = before["status"]["containerStatuses"][0]["containerID"].partition("://")[2]  # type: ignore[index]
     faults.kill_pod(small, f"default/{name}/idle", signal.SIGKILL)
+    tasks = small.node("node1").run(["ctr", "--namespace", "k8s.io", "tasks", "ls"]).stdout.splitlines()
+    assert not any(identity in line and "RUNNING" in line for line in tasks)
 
     def restarted() -> bool:
         pod = first_pod(small, "killed")
