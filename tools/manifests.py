@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from duplex_operator.api.crd import FILE_NAME, crd_text, write_or_check
-from duplex_operator.api.reference import INSTANCES_PAGE, SERVING_PAGE, instances_page, serving_page
+from duplex_operator.api.crd import crd_files, write_or_check
+from duplex_operator.api.reference import pages
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,9 +37,9 @@ def chart_crd(text: str) -> str:
 def generated() -> dict[str, dict[str, str]]:
     """Return the text of every generated file, by folder and name."""
     return {
-        "crds": {FILE_NAME: crd_text()},
-        "charts/duplex-operator/templates/crds": {FILE_NAME: chart_crd(crd_text())},
-        "docs/reference": {SERVING_PAGE: serving_page(), INSTANCES_PAGE: instances_page()},
+        "crds": crd_files(),
+        "charts/duplex-operator/templates/crds": {name: chart_crd(text) for name, text in crd_files().items()},
+        "docs/reference": pages(),
     }
 
 

@@ -47,6 +47,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [duplex.dev]
   resources: [disaggregatedservings/status]
   verbs: [patch]
+# One ServingRole for each role: made by the operator, its number written by it or by an autoscaler.
+- apiGroups: [duplex.dev]
+  resources: [servingroles]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [duplex.dev]
+  resources: [servingroles/status]
+  verbs: [patch]
 # Owner references that block the owner's deletion need this where the admission plugin for them is on.
 - apiGroups: [duplex.dev]
   resources: [disaggregatedservings/finalizers]

@@ -15,6 +15,8 @@ GROUP: Final = "duplex.dev"
 VERSION: Final = "v1alpha1"
 KIND: Final = "DisaggregatedServing"
 PLURAL: Final = "disaggregatedservings"
+ROLE_KIND: Final = "ServingRole"
+ROLE_PLURAL: Final = "servingroles"
 
 
 class Role(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from duplex_kube.client import ConnectError, connect
-from duplex_operator.api.crd import crd_text
+from duplex_operator.api.crd import crd_files
 from duplex_operator.handlers.host import Host
 from duplex_operator.reconcile.router_stats import HttpStatsReader
 from duplex_operator.runtime.clock import SystemClock
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command == "crds":
-        sys.stdout.write(crd_text())
+        sys.stdout.write("---\n".join(crd_files().values()))
         return 0
     try:
         settings = _settings(options)

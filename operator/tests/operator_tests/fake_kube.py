@@ -144,6 +144,9 @@ class FakeKube:
         meant = obj["metadata"].get("uid")
         if meant is not None and (current is None or meant != current["metadata"]["uid"]):
             raise ConflictError("the UID in the precondition does not match", status=409)
+        version = obj["metadata"].get("resourceVersion")
+        if version is not None and (current is None or version != current["metadata"]["resourceVersion"]):
+            raise ConflictError("the object has been modified", status=409)
         after = copy.deepcopy(current) if current else _fresh({"metadata": dict(obj["metadata"])})
         _merge(after, obj, self.cluster.applied.get((identity, part, manager), {}))
         self.cluster.applied[identity, part, manager] = copy.deepcopy(obj)

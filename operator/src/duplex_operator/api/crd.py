@@ -1,4 +1,4 @@
-"""The CRD, made from the models: `python -m duplex_operator.api.crd --write|--check crds/`."""
+"""The CRDs, made from the models: `python -m duplex_operator.api.crd --write|--check crds/`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any, Final
 
 import yaml
 
-from duplex_connector.contract import GROUP, KIND, PLURAL, VERSION
+from duplex_connector.contract import GROUP, KIND, PLURAL, ROLE_KIND, ROLE_PLURAL, VERSION, Label
 from duplex_operator.api.models import DisaggregatedServing, Spec
+from duplex_operator.api.serving_role import ServingRole
 from duplex_operator.api.status import Status
 from duplex_operator.api.structural import schema_of
 
 FILE_NAME: Final = f"{GROUP}_{PLURAL}.yaml"
+ROLE_FILE_NAME: Final = f"{GROUP}_{ROLE_PLURAL}.yaml"
 SHORT_NAME: Final = "dsv"
+ROLE_SHORT_NAME: Final = "dsr"
 
 _HEADER: Final = "# Made from duplex_operator.api by `make manifests`; edit the models, not this file.\n"
 _READY: Final = '.status.conditions[?(@.type=="Ready")]'
@@ -24,6 +27,10 @@ _READY: Final = '.status.conditions[?(@.type=="Ready")]'
 
 def _column(name: str, path: str, kind: str = "string", priority: int = 0) -> dict[str, Any]:
     return {"name": name, "jsonPath": path, "type": kind, "priority": priority}
+
+
+def _label_path(label: str) -> str:
+    return ".metadata.labels." + label.replace(".", "\\.")
 
 
 COLUMNS: Final = (
@@ -44,43 +51,79 @@ COLUMNS: Final = (
 """What `kubectl get dsv` shows; priority 1 with -o wide."""
 
 
+ROLE_COLUMNS: Final = (
+    _column("Serving", _label_path(Label.SERVING)),
+    _column("Role", _label_path(Label.ROLE)),
+    _column("Mode", ".status.mode"),
+    _column("Asked", ".spec.replicas", "integer"),
+    _column("Wanted", ".status.wanted", "integer"),
+    _column("Ready", ".status.ready", "integer"),
+    _column("Age", ".metadata.creationTimestamp", "date"),
+    _column("Message", ".status.message", priority=1),
+)
+"""What `kubectl get dsr` shows."""
+
+_SCALE: Final = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+
+
 def custom_resource_definition() -> dict[str, Any]:
     """Return the CRD of DisaggregatedServing."""
     root = schema_of(DisaggregatedServing)
+    parts = {"spec": schema_of(Spec), "status": schema_of(Status, defaults=False)}
+    schema = {
+        "description": root["description"],
+        "required": ["spec"],
+        "properties": parts,
+        "x-kubernetes-validations": root["x-kubernetes-validations"],
+    }
+    return _definition((KIND, PLURAL, SHORT_NAME), COLUMNS, {"status": {}}, schema)
+
+
+def role_definition() -> dict[str, Any]:
+    """Return the CRD of ServingRole."""
+    root = schema_of(ServingRole, defaults=False)
+    schema = {"description": root["description"], "properties": root["properties"]}
+    names = (ROLE_KIND, ROLE_PLURAL, ROLE_SHORT_NAME)
+    return _definition(names, ROLE_COLUMNS, {"status": {}, "scale": _SCALE}, schema)
+
+
+def _definition(
+    names: tuple[str, str, str], columns: Sequence[dict[str, Any]], subresources: dict[str, Any], schema: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a CRD; ``names`` are kind, plural and short name, ``schema`` says what is the kind's own."""
+    kind, plural, short = names
+    every = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": [SHORT_NAME],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
             },
             "versions": [
                 {
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "additionalPrinterColumns": list(COLUMNS),
-                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": list(columns),
+                    "subresources": subresources,
                     "schema": {
                         "openAPIV3Schema": {
-                            "description": root["description"],
+                            "description": schema["description"],
                             "type": "object",
-                            "required": ["spec"],
-                            "properties": {
-                                "apiVersion": {"type": "string"},
-                                "kind": {"type": "string"},
-                                "metadata": {"type": "object"},
-                                "spec": schema_of(Spec),
-                                "status": schema_of(Status, defaults=False),
-                            },
-                            "x-kubernetes-validations": root["x-kubernetes-validations"],
+                            **{key: value for key, value in schema.items() if key != "description"},
+                            "properties": every | schema["properties"],
                         }
                     },
                 }
@@ -98,19 +141,28 @@ class PlainDumper(yaml.SafeDumper):
 
 
 def crd_text() -> str:
-    """Return the CRD as the text of its file."""
-    body: str = yaml.dump(custom_resource_definition(), Dumper=PlainDumper, sort_keys=False, width=120)
+    """Return the CRD of DisaggregatedServing as the text of its file."""
+    return _text(custom_resource_definition())
+
+
+def crd_files() -> dict[str, str]:
+    """Return the text of every CRD by the name of its file."""
+    return {FILE_NAME: crd_text(), ROLE_FILE_NAME: _text(role_definition())}
+
+
+def _text(definition: dict[str, Any]) -> str:
+    body: str = yaml.dump(definition, Dumper=PlainDumper, sort_keys=False, width=120)
     return _HEADER + body
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the CRD into a folder, or check that it stands there unchanged; 1 where it does not."""
-    parser = argparse.ArgumentParser(description="Make the CRD from the models.")
+    """Write the CRDs into a folder, or check that they stand there unchanged; 1 where one does not."""
+    parser = argparse.ArgumentParser(description="Make the CRDs from the models.")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--write", type=Path, metavar="FOLDER")
     mode.add_argument("--check", type=Path, metavar="FOLDER")
     chosen = parser.parse_args(arguments)
-    return write_or_check({FILE_NAME: crd_text()}, write=chosen.write, check=chosen.check)
+    return write_or_check(crd_files(), write=chosen.write, check=chosen.check)
 
 
 def write_or_check(files: dict[str, str], *, write: Path | None, check: Path | None) -> int:

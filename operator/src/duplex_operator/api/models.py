@@ -12,34 +12,13 @@ from duplex_operator.api.engine import TESTED_LINES, Engine, Model, release_line
 from duplex_operator.api.kv_transfer import KvTransfer
 from duplex_operator.api.role import NEURON_PATTERN, Role
 from duplex_operator.api.router import Router
+from duplex_operator.api.scaling import ServingScaling
 from duplex_operator.api.status import Status
 
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 MAX_NAME_LENGTH: Final = 44
 """A child Service is called <name>-prefill-<8 hex> and must fit in 63 characters, with room for a suffix."""
-
-
-class Ratio(ApiModel):
-    """Bounds of prefill engines per decode engine."""
-
-    min: ShortText
-    """Least, such as 1:4."""
-    max: ShortText
-    """Greatest, such as 1:1."""
-
-
-class ServingScaling(ApiModel):
-    """Scaling of the roles together."""
-
-    model_config = with_rules(
-        Rule(
-            "!has(self.ratio)", "scaling.ratio: not acted on in this release; remove it and set replicas of both roles"
-        )
-    )
-
-    ratio: Ratio | None = None
-    """Bounds of prefill engines per decode engine."""
 
 
 class Rollout(ApiModel):
@@ -96,6 +75,10 @@ _NEURON: Final = f"self.prefill.instanceType.matches('{NEURON_PATTERN}')"
 _GUARDED: Final = f"(has(self.engine.connector) ? self.engine.connector == 'Guarded' : !{_NEURON})"
 _BOTH_TP: Final = "has(self.prefill.tensorParallelSize) && has(self.decode.tensorParallelSize)"
 
+_ANY_EXTERNAL: Final = "self.prefill.scaling.mode == 'External' || self.decode.scaling.mode == 'External'"
+_PARTS: Final = "(self.scaling.ratio.min + ':' + self.scaling.ratio.max).split(':').map(n, int(n))"
+"""The numbers in `min` and `max`, prefill before decode in each."""
+
 _WANTS_REUSE: Final = "has(self.kvTransfer.bidirectional.enabled) && self.kvTransfer.bidirectional.enabled"
 _NO_REUSE: Final = "has(self.kvTransfer.bidirectional.enabled) && !self.kvTransfer.bidirectional.enabled"
 _EXPIRY_LINES: Final = release_lines(row for row in CAPABILITIES if row.bidirectional and row.expiry_guard)
@@ -112,6 +95,12 @@ SPEC_RULES: Final = (
         f"!({_BOTH_TP}) || self.prefill.tensorParallelSize % self.decode.tensorParallelSize == 0"
         " || self.decode.tensorParallelSize % self.prefill.tensorParallelSize == 0",
         "tensorParallelSize: one role's must divide the other's, because each rank reads whole shards of its peer",
+    ),
+    Rule(
+        f"!has(self.scaling.ratio) || {_ANY_EXTERNAL}"
+        f" || ({_PARTS}[0] * self.decode.replicas <= {_PARTS}[1] * self.prefill.replicas"
+        f" && {_PARTS}[2] * self.decode.replicas >= {_PARTS}[3] * self.prefill.replicas)",
+        "scaling.ratio: prefill.replicas to decode.replicas lies outside min..max: change the replicas or the ratio",
     ),
     Rule(
         "self.decode.pipelineParallelSize == 1",

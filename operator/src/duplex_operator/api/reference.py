@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from duplex_operator.api.crd import custom_resource_definition, write_or_check
+from duplex_operator.api.crd import custom_resource_definition, role_definition, write_or_check
 from duplex_operator.api.instances import INSTANCE_TYPES, Accelerator, InstanceType
 
 SERVING_PAGE: Final = "disaggregatedserving.md"
+ROLE_PAGE: Final = "servingrole.md"
 INSTANCES_PAGE: Final = "instances.md"
 
 _NOTE: Final = "<!-- Made by `make manifests`; edit the models, not this page. -->\n"
@@ -49,6 +50,27 @@ the condition `Stalled` with the remedy.
 {columns}
 """
 
+_ROLE: Final = """{note}
+# ServingRole (duplex.dev/v1alpha1)
+
+{description} Short name: `dsr`. The operator makes two for each serving, `<serving>-prefill` and `<serving>-decode`,
+owned by it: they keep their names through every rollout. How to use them: [how-to/scale.md](../how-to/scale.md).
+
+## spec
+
+{spec}
+
+## status
+
+{status}
+
+## Columns of `kubectl get dsr`
+
+| column | field | |
+|---|---|---|
+{columns}
+"""
+
 _INSTANCES: Final = """{note}
 # Instance types
 
@@ -67,20 +89,40 @@ On Neuron, ranks are logical cores at the default setting (two physical cores ea
 
 def serving_page() -> str:
     """Return the page of all fields, rules and columns of DisaggregatedServing."""
-    version = custom_resource_definition()["spec"]["versions"][0]
-    schema = version["schema"]["openAPIV3Schema"]
+    schema = _schema(custom_resource_definition())
+    rules = "\n".join(f"- {message}" for message in _messages(schema))
+    return _SERVING.format(rules=rules, **_parts(custom_resource_definition()))
+
+
+def role_page() -> str:
+    """Return the page of ServingRole."""
+    return _ROLE.format(**_parts(role_definition()))
+
+
+def _schema(definition: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def _parts(definition: dict[str, Any]) -> dict[str, str]:
+    """Return what the pages of all kinds have."""
+    schema = _schema(definition)
     columns = [
         f"| {column['name'].upper()} | `{column['jsonPath']}` | {'wide' if column['priority'] else ''} |"
-        for column in version["additionalPrinterColumns"]
+        for column in definition["spec"]["versions"][0]["additionalPrinterColumns"]
     ]
-    return _SERVING.format(
-        note=_NOTE,
-        description=schema["description"],
-        spec="\n".join(_table(schema["properties"]["spec"])),
-        rules="\n".join(f"- {message}" for message in _messages(schema)),
-        status="\n".join(_table(schema["properties"]["status"])),
-        columns="\n".join(columns),
-    )
+    return {
+        "note": _NOTE,
+        "description": schema["description"],
+        "spec": "\n".join(_table(schema["properties"]["spec"])),
+        "status": "\n".join(_table(schema["properties"]["status"])),
+        "columns": "\n".join(columns),
+    }
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by the name of its file."""
+    return {SERVING_PAGE: serving_page(), ROLE_PAGE: role_page(), INSTANCES_PAGE: instances_page()}
 
 
 def instances_page() -> str:
@@ -158,8 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mode.add_argument("--write", type=Path, metavar="FOLDER")
     mode.add_argument("--check", type=Path, metavar="FOLDER")
     chosen = parser.parse_args(arguments)
-    pages = {SERVING_PAGE: serving_page(), INSTANCES_PAGE: instances_page()}
-    return write_or_check(pages, write=chosen.write, check=chosen.check)
+    return write_or_check(pages(), write=chosen.write, check=chosen.check)
 
 
 if __name__ == "__main__":

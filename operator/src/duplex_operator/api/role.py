@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -10,38 +9,13 @@ from pydantic import Field
 from duplex_operator.api.base import ApiModel, PodTemplate, Resources, Rule, with_rules
 from duplex_operator.api.engine import ARGS_RULE, CONTEXT_PARALLEL_RULE, ENV_RULE, Arguments, Environment, cel_list
 from duplex_operator.api.instances import INSTANCE_TYPES
+from duplex_operator.api.scaling import Scaling
 
 NEURON_PATTERN: Final = "^(ml[.])?trn"
 """CEL pattern of instance types with Neuron devices."""
 
 MAX_AGENTS: Final = 256
 """Remote agents that one NIXL process can address (8 bits in the LIBFABRIC plugin's wire format)."""
-
-
-class ScalingMode(StrEnum):
-    """Who decides on the number of engines."""
-
-    FIXED = "Fixed"
-    EXTERNAL = "External"
-
-
-class Scaling(ApiModel):
-    """Who decides on the number of engines of this role."""
-
-    model_config = with_rules(
-        Rule(
-            "self.mode != 'External' && !has(self.minReplicas) && !has(self.maxReplicas)",
-            "scaling: only mode Fixed is acted on in this release, without minReplicas and maxReplicas: "
-            "remove them and set replicas",
-        )
-    )
-
-    mode: ScalingMode = ScalingMode.FIXED
-    """Fixed: `replicas` rules. External: an autoscaler rules through the role's scale."""
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Least number of engines, with External."""
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Greatest number of engines, with External."""
 
 
 class Role(ApiModel):
@@ -83,13 +57,19 @@ class Role(ApiModel):
             f"replicas: tensorParallelSize x dataParallelSize x replicas must not exceed {MAX_AGENTS}, the number of "
             "remote agents that NIXL can address: lower replicas, or run a second serving",
         ),
+        Rule(
+            "!has(self.tensorParallelSize) || !has(self.scaling.maxReplicas)"
+            f" || self.tensorParallelSize * self.dataParallelSize * self.scaling.maxReplicas <= {MAX_AGENTS}",
+            f"scaling.maxReplicas: tensorParallelSize x dataParallelSize x maxReplicas must not exceed {MAX_AGENTS}, "
+            "the number of remote agents that NIXL can address: lower maxReplicas, or run a second serving",
+        ),
         ARGS_RULE,
         CONTEXT_PARALLEL_RULE,
         ENV_RULE,
     )
 
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Number of engines."""
+    """Number of engines; with scaling.mode External the number to begin with."""
     instance_type: Annotated[str, Field(min_length=1, max_length=64)]
     """EC2 instance type, or `cpu`; decides devices, EFA interfaces, node selector and transport."""
     accelerators_per_pod: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -113,4 +93,5 @@ class Role(ApiModel):
     scaling: Scaling = Scaling()
     """Who decides on the number of engines."""
     drain_seconds: Annotated[int, Field(ge=0, le=86_400)] = 120
-    """Longest time that a stopping engine goes on serving what it holds."""
+    """Longest time that an engine which is taken away goes on serving what it holds. An edit acts at once on what the
+    operator takes away, and restarts no engine; on evictions it acts with the engines' next revision."""

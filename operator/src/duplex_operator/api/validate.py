@@ -11,6 +11,7 @@ from duplex_connector.contract import CAPABILITIES, NEURON_CAPABILITIES, Connect
 from duplex_operator.api.base import EnvVar, Problem
 from duplex_operator.api.engine import REFUSED_ENV, TESTED_LINES, refused_flag
 from duplex_operator.api.instances import Accelerator, instance_type
+from duplex_operator.api.limits import limits_of
 from duplex_operator.api.models import Spec
 from duplex_operator.api.pod_template import engine_template_problems, router_template_problems
 from duplex_operator.api.resolve import Resolved, ResolvedRole, resolve
@@ -29,6 +30,7 @@ def validate(spec: Spec) -> list[Problem]:
         *_role_problems(resolved.prefill),
         *_role_problems(resolved.decode),
         *_pair_problems(resolved),
+        *_ratio_problems(spec),
         *router_template_problems("router.podTemplate", spec.router.pod_template or {}),
     ]
 
@@ -122,3 +124,13 @@ def _pair_problems(resolved: Resolved) -> Iterator[Problem]:
                 f"{agents} ranks exceed the {MAX_AGENTS} remote agents that NIXL can address: lower replicas, "
                 "or run a second serving",
             )
+
+
+def _ratio_problems(spec: Spec) -> Iterator[Problem]:
+    limits = limits_of(spec)
+    if limits.settle(spec.prefill.replicas, spec.decode.replicas) is None:
+        each = ", ".join(
+            f"{name} {each.least}..{each.most}"
+            for name, each in (("prefill", limits.prefill), ("decode", limits.decode))
+        )
+        yield Problem("scaling.ratio", f"no sizes within {each} keep it: widen it, or the bounds in scaling of a role")

@@ -8,9 +8,10 @@ from duplex_operator.plan.decide import KEPT_KIND, Plan, Wanted, plan, plan_stal
 from duplex_operator.plan.drain import Mark
 from duplex_operator.plan.fleet import next_fleet
 from duplex_operator.plan.healing import Restart
-from duplex_operator.plan.observed import ChildRef, Observed, Pod, RouterStats, Workload
+from duplex_operator.plan.observed import ChildRef, Observed, Pod, RoleObject, RouterStats, Workload
 from duplex_operator.plan.pods import pod_of
 from duplex_operator.plan.rollout import FleetContent
+from duplex_operator.plan.scale import Scale
 from duplex_operator.plan.stats import parse_stats
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "Plan",
     "Pod",
     "Restart",
+    "RoleObject",
     "RouterStats",
+    "Scale",
     "Wanted",
     "Workload",
     "next_fleet",

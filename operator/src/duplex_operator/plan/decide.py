@@ -14,6 +14,7 @@ from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
 from duplex_operator.plan.progress import Progress, look
 from duplex_operator.plan.rollout import FleetContent, Rollout, Target, roll
+from duplex_operator.plan.scale import Scale, scales, wanted_sizes
 from duplex_operator.plan.sizes import Sizes, bounds_of
 from duplex_operator.plan.stats import total
 from duplex_operator.plan.status import (
@@ -55,7 +56,8 @@ class Plan:
     """What to do for one serving now.
 
     ``apply`` in this order; ``fleet`` None leaves the document alone; ``requeue_after`` in seconds. ``restart`` comes
-    after the status is written, which is what remembers it; ``marks`` of engine pods come before ``apply``.
+    after the status is written, which is what remembers it; ``marks`` of engine pods come before ``apply``, ``scales``
+    of ServingRoles after it.
     """
 
     apply: tuple[KubeObject, ...]
@@ -66,6 +68,7 @@ class Plan:
     requeue_after: float
     restart: Restart | None = None
     marks: tuple[Mark, ...] = ()
+    scales: tuple[Scale, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,12 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     """Decide for a serving that ``validate`` found nothing wrong with."""
     serving = wanted.serving
     engines = [obj for obj in wanted.rendered if _is_engine(obj)]
-    replicas = {_role(obj): int(obj["spec"]["replicas"]) for obj in engines}
+    size = wanted_sizes(serving, observed)
+    replicas = {role.value: getattr(size, role) for role in Role}
     progress = look(serving, wanted.revision, observed, now)
     target = Target(
         wanted.revision,
-        Sizes(**replicas),
+        size,
         bounds_of(serving.spec.rollout),
         suspended=serving.spec.suspend,
         held=progress.held,
@@ -117,6 +121,7 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
         requeue_after=STEADY_SECONDS if steady else UNSTEADY_SECONDS,
         restart=healing.restart,
         marks=drained.marks,
+        scales=tuple(scales(serving, observed)),
     )
 
 

@@ -69,6 +69,16 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleObject:
+    """One ServingRole. ``replicas``: what its spec asks for, None where nobody has. ``version``: resourceVersion."""
+
+    name: str
+    uid: str
+    replicas: int | None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildRef:
     """An object that the serving owns. ``revision`` is empty for what is not of one revision."""
 
@@ -148,15 +158,16 @@ class RouterStats:
 class Observed:
     """Everything that is known about one serving's children.
 
-    ``kept``: the engine Deployments of each revision as they were first rendered. ``fleet``: the fleet document as
-    written last, None if never. ``fleet_age``: seconds since then. ``stats``: by router pod name, only those that
-    answered. ``status``: the serving's present status.
+    ``roles``: ServingRoles by role. ``kept``: the engine Deployments of each revision as they were first rendered.
+    ``fleet``: the fleet document as written last, None if never. ``fleet_age``: seconds since then. ``stats``: by
+    router pod name, only those that answered. ``status``: the serving's present status.
     """
 
     workloads: tuple[Workload, ...] = ()
     router: Workload | None = None
     pods: tuple[Pod, ...] = ()
     children: tuple[ChildRef, ...] = ()
+    roles: Mapping[str, RoleObject] = field(default_factory=dict)
     kept: Mapping[str, tuple[KubeObject, ...]] = field(default_factory=dict)
     fleet: KubeObject | None = None
     fleet_age: float = 0.0

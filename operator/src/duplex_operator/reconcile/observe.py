@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from duplex_connector.contract import FLEET_KEY, ROUTER, Label, Role
+from duplex_connector.contract import FLEET_KEY, ROLE_KIND, ROUTER, Label, Role
 from duplex_kube.api import KubeObject
-from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Pod, RouterStats, Workload
+from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Pod, RoleObject, RouterStats, Workload
 from duplex_operator.reconcile.children import Child
 from duplex_operator.render import fleet_name
 
@@ -27,6 +27,7 @@ def observe(
         router=next((work for work in works if work.role == ROUTER), None),
         pods=pods,
         children=tuple(ChildRef(one.kind, one.name, one.uid, _label(one.obj, Label.REVISION)) for one in owned),
+        roles={_label(one.obj, Label.ROLE): _role_object(one) for one in owned if one.kind == ROLE_KIND},
         kept={_label(one.obj, Label.REVISION): _kept(one.obj) for one in owned if one.kind == KEPT_KIND},
         fleet=fleet,
         fleet_age=fleet_age,
@@ -51,6 +52,11 @@ def workload_of(deployment: KubeObject) -> Workload:
         settled=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
         refused=failure.get("message", "") if failure.get("status") == "True" else "",
     )
+
+
+def _role_object(child: Child) -> RoleObject:
+    replicas = (child.obj.get("spec") or {}).get("replicas")
+    return RoleObject(child.name, child.uid, replicas, child.obj["metadata"]["resourceVersion"])
 
 
 def fleet_of(name: str, children: Iterable[Child]) -> KubeObject | None:

@@ -155,6 +155,8 @@ class Reconciler:
             await self._writer.mark(obj, mark)
         for child in decided.apply:
             await self._writer.apply(obj, child, named)
+        for scale in decided.scales:
+            await self._writer.scale(obj, scale, named)
         for child_ref in decided.delete:
             await self._writer.delete(obj, child_ref)
 

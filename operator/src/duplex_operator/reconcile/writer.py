@@ -4,10 +4,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 
-from duplex_connector.contract import GROUP, KIND, MANAGED_BY, VERSION
+from duplex_connector.contract import GROUP, KIND, MANAGED_BY, ROLE_KIND, VERSION
 from duplex_kube.api import EVENTS, PODS, KubeApi, KubeObject, Preconditions
 from duplex_kube.errors import ConflictError, InvalidError, KubeError, NotFoundError
-from duplex_operator.plan import ChildRef, EventDraft, Mark, Restart
+from duplex_operator.plan import ChildRef, EventDraft, Mark, Restart, Scale
 from duplex_operator.reconcile.children import Child, ChildName, controller_of
 from duplex_operator.reconcile.kinds import BY_KIND, SERVINGS
 from duplex_operator.reconcile.servings import Key, key_of
@@ -20,6 +20,9 @@ CHILD_MANAGER = MANAGED_BY
 
 MARK_MANAGER = f"{MANAGED_BY}-drain"
 """Field manager of the annotations on engine pods."""
+
+SIZE_MANAGER = f"{MANAGED_BY}-size"
+"""Field manager of the number in ServingRoles: apart, so that not to write it is not to take it away."""
 
 STATUS_MANAGER = f"{MANAGED_BY}-status"
 """Field manager of the status."""
@@ -80,6 +83,25 @@ class Writer:
             log.info("pod %s/%s was not marked: %s", namespace, mark.pod, error)
         else:
             self._metrics.writes.labels("mark").inc()
+
+    async def scale(self, serving: KubeObject, scale: Scale, observed: Mapping[ChildName, Child]) -> None:
+        """Write a ServingRole's number, if it is ours to write, and its status. One that is another by now is left."""
+        resource, namespace = BY_KIND[ROLE_KIND], serving["metadata"]["namespace"]
+        metadata = {"name": scale.name, "namespace": namespace, "uid": scale.uid}
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
+        child = observed.get((ROLE_KIND, scale.name))
+        try:
+            if scale.replicas is not None:
+                seen = metadata | ({"resourceVersion": scale.version} if scale.version else {})
+                body = {**head, "metadata": seen, "spec": {"replicas": scale.replicas}}
+                await self._api.apply(body, resource, field_manager=SIZE_MANAGER)
+                self._metrics.writes.labels("scale").inc()
+            if child is None or child.obj.get("status") != scale.status:
+                body = {**head, "metadata": metadata, "status": scale.status}
+                await self._api.apply_status(body, resource, field_manager=STATUS_MANAGER)
+                self._metrics.writes.labels("status").inc()
+        except (NotFoundError, ConflictError, InvalidError) as error:
+            log.info("%s %s/%s was not written: %s", ROLE_KIND, namespace, scale.name, error)
 
     async def restart(self, serving: KubeObject, restart: Restart) -> None:
         """Delete exactly the engine pod that was seen, with its grace; its Deployment makes another."""

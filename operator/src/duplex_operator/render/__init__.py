@@ -7,7 +7,7 @@ can be applied as they are (server-side apply).
 from typing import Any
 
 from duplex_operator.api import DisaggregatedServing
-from duplex_operator.render.engines import render_disruption_budgets, render_engines
+from duplex_operator.render.engines import render_disruption_budgets, render_engines, render_roles
 from duplex_operator.render.fleet import FleetRevision, fleet_document, render_fleet
 from duplex_operator.render.names import (
     CHILD_KINDS,
@@ -48,6 +48,7 @@ def render_serving(serving: DisaggregatedServing, context: RenderContext) -> lis
     """
     return [
         *render_router(serving, context),
+        *render_roles(serving, context.operator_version),
         *render_engines(serving, context, revision_of(serving.spec)),
         *(
             render_disruption_budgets(serving, context.operator_version)

@@ -1,11 +1,11 @@
-"""The engines of a serving: per role one Deployment and one headless Service of a revision, and disruption budgets."""
+"""The engines of a serving: per role one Deployment and headless Service of a revision, a budget and a ServingRole."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from duplex_connector.contract import Label, Port, Role
-from duplex_operator.api import DisaggregatedServing, Resolved, ResolvedRole, Spec, resolve
+from duplex_connector.contract import ROLE_KIND, Label, Port, Role
+from duplex_operator.api import API_VERSION, DisaggregatedServing, Resolved, ResolvedRole, Spec, resolve
 from duplex_operator.api.instances import Accelerator
 from duplex_operator.api.pod_template import CONNECTOR_VOLUME, MODEL_VOLUME
 from duplex_operator.render.engine_container import EXIT_SECONDS, PRE_STOP_SECONDS, engine_container
@@ -18,6 +18,7 @@ from duplex_operator.render.names import (
     engine_name,
     engine_selector,
     metadata,
+    role_name,
 )
 
 _INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
@@ -69,18 +70,31 @@ def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: Res
 
 def render_disruption_budgets(serving: DisaggregatedServing, operator_version: str) -> list[dict[str, Any]]:
     """Return a budget per role that lets one engine go at a time, across revisions."""
-    budgets = []
-    for role in Role:
-        labels = {Label.SERVING: serving.name, Label.ROLE: role.value}
-        budgets.append(
-            {
-                "apiVersion": "policy/v1",
-                "kind": "PodDisruptionBudget",
-                "metadata": metadata(serving, f"{serving.name}-{role.value}", labels, operator_version),
-                "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
-            }
-        )
-    return budgets
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": _of_role(serving, role, operator_version),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _role_labels(serving, role)}},
+        }
+        for role in Role
+    ]
+
+
+def render_roles(serving: DisaggregatedServing, operator_version: str) -> list[dict[str, Any]]:
+    """Return the ServingRoles, without their numbers: those have another owner, and are not always ours."""
+    return [
+        {"apiVersion": API_VERSION, "kind": ROLE_KIND, "metadata": _of_role(serving, role, operator_version)}
+        for role in Role
+    ]
+
+
+def _of_role(serving: DisaggregatedServing, role: Role, operator_version: str) -> dict[str, Any]:
+    return metadata(serving, role_name(serving.name, role), _role_labels(serving, role), operator_version)
+
+
+def _role_labels(serving: DisaggregatedServing, role: Role) -> dict[str, str]:
+    return {Label.SERVING: serving.name, Label.ROLE: role.value}
 
 
 def _service(

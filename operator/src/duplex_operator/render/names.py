@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from duplex_connector.contract import MANAGED_BY, PART_OF, ROUTER, Label, Port, Role
+from duplex_connector.contract import MANAGED_BY, PART_OF, ROLE_KIND, ROLE_PLURAL, ROUTER, Label, Port, Role
 from duplex_operator.api import API_VERSION, DisaggregatedServing
 
 ENGINE_APP: Final = "duplex-engine"
@@ -30,6 +30,7 @@ CHILD_KINDS: Final = (
     ChildKind("apps/v1", "Deployment", "deployments"),
     ChildKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ChildKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    ChildKind(API_VERSION, ROLE_KIND, ROLE_PLURAL),
 )
 
 
@@ -47,6 +48,11 @@ class RenderContext:
 def engine_name(serving: str, role: Role, revision: str) -> str:
     """Name of a role's Deployment and headless Service in one revision."""
     return f"{serving}-{role.value}-{revision}"
+
+
+def role_name(serving: str, role: Role) -> str:
+    """Name of a role's ServingRole and disruption budget: the same through all revisions."""
+    return f"{serving}-{role.value}"
 
 
 def router_name(serving: str) -> str:

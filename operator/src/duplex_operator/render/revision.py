@@ -11,15 +11,17 @@ from duplex_operator.api import Role, Spec, resolve
 
 REVISION_LENGTH: Final = 8
 
-_NOT_OF_THE_POD: Final = {"replicas", "scaling"}
+_NOT_OF_THE_POD: Final = {"replicas", "scaling", "drainSeconds"}
 
 
 def revision_of(spec: Spec) -> str:
     """Return 8 hex digits that change exactly when the engine pods must be replaced.
 
-    Part of it: model, engine, roles except replicas and scaling, placement, transport, lease, kvRole, and on stock
-    engines also what becomes their flags (reuse on or off, TTL, threshold). Not part of it: router, rollout, suspend,
-    and on guarded engines TTL, threshold and budget, which travel with each request.
+    Part of it: model, engine, roles except replicas, scaling and drainSeconds, placement, transport, lease, kvRole, and
+    on stock engines also what becomes their flags (reuse on or off, TTL, threshold). Not part of it: router, rollout,
+    suspend, and on guarded engines TTL, threshold and budget, which travel with each request.
+    drainSeconds does shape the pod (its grace period), and is left out all the same: a change of it would throw away
+    the KV that it is to save. What runs keeps the grace period that its revision began with.
     Fields left at their defaults do not count, so that a field that a later release adds changes no revision.
     """
     canonical = json.dumps(_shaping(spec), sort_keys=True, separators=(",", ":"))

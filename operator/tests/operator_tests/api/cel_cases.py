@@ -100,11 +100,38 @@ CASES = (
         {"decode": {"tensorParallelSize": 8, "replicas": 33}},
     ),
     Case(
-        "scaling: only mode Fixed",
-        {"decode": {"scaling": {"mode": "Fixed"}}},
-        {"decode": {"scaling": {"mode": "External"}}},
+        "scaling: minReplicas and maxReplicas bound",
+        {"decode": {"scaling": {"mode": "External", "minReplicas": 2, "maxReplicas": 8}}},
+        {"decode": {"scaling": {"mode": "Fixed", "maxReplicas": 8}}},
     ),
-    Case("scaling.ratio: not acted on", {"scaling": {}}, {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}}),
+    Case(
+        "scaling: minReplicas must not be above",
+        {"decode": {"scaling": {"mode": "External", "minReplicas": 8, "maxReplicas": 8}}},
+        {"decode": {"scaling": {"mode": "External", "minReplicas": 9, "maxReplicas": 8}}},
+    ),
+    Case(
+        "scaling.maxReplicas: tensorParallelSize",
+        {"decode": {"tensorParallelSize": 8, "scaling": {"mode": "External", "maxReplicas": 32}}},
+        {"decode": {"tensorParallelSize": 8, "scaling": {"mode": "External", "maxReplicas": 33}}},
+    ),
+    Case(
+        "scaling.ratio: min must not",
+        {"scaling": {"ratio": {"min": "2:8", "max": "1:4"}}, "decode": {"replicas": 4}},
+        {"scaling": {"ratio": {"min": "2:7", "max": "1:4"}}, "decode": {"replicas": 4}},
+    ),
+    Case(
+        "scaling.ratio: prefill.replicas to decode.replicas",
+        {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}, "prefill": {"replicas": 2}, "decode": {"replicas": 8}},
+        {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}, "prefill": {"replicas": 2}, "decode": {"replicas": 9}},
+    ),
+    Case(
+        "scaling.ratio: prefill.replicas to decode.replicas",
+        {
+            "scaling": {"ratio": {"min": "1:4", "max": "1:1"}},
+            "decode": {"replicas": 9, "scaling": {"mode": "External"}},
+        },
+        {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}, "prefill": {"replicas": 2}, "decode": {"replicas": 1}},
+    ),
     Case(
         "rollout: maxSurge and maxUnavailable",
         {"rollout": {"maxSurge": 0, "maxUnavailable": 2, "paused": True}},

@@ -69,9 +69,14 @@ def test_the_crd_is_one_plain_document_without_aliases() -> None:
     assert yaml.safe_load(text) == crd.custom_resource_definition()
 
 
-def test_every_string_list_and_map_is_bounded() -> None:
+ROLE_SCHEMA = crd.role_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("kind", ["serving", "role"])
+def test_every_string_list_and_map_is_bounded(kind: str) -> None:
+    whole = schema() if kind == "serving" else ROLE_SCHEMA
     for part in ("spec", "status"):
-        for path, node in nodes(schema()["properties"][part], part):
+        for path, node in nodes(whole["properties"][part], part):
             if node.get("type") == "string":
                 assert "maxLength" in node or "enum" in node, path
             if node.get("type") == "array":
@@ -81,7 +86,8 @@ def test_every_string_list_and_map_is_bounded() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    for path, node in nodes(schema()["properties"]["spec"], "spec"):
+    both = [schema()["properties"]["spec"], *ROLE_SCHEMA["properties"].values()]
+    for path, node in [each for one in both if "properties" in one for each in nodes(one, "spec")]:
         if not path.endswith(("[]", "*")):
             assert node.get("description"), path
 
@@ -105,6 +111,12 @@ def test_defaults_of_the_schema_are_those_of_the_models() -> None:
 
     stored = fill(schema()["properties"]["spec"], MINIMAL_SPEC)
     assert stored == Spec.model_validate(MINIMAL_SPEC).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_the_scale_of_a_role_names_fields_of_its_schema() -> None:
+    scale = crd.role_definition()["spec"]["versions"][0]["subresources"]["scale"]
+    assert set(scale.values()) <= {path for path, _ in nodes(ROLE_SCHEMA)}
+    assert "default" not in str(ROLE_SCHEMA), "a number by default would be what an autoscaler finds"
 
 
 def test_the_columns_name_fields_of_the_schema() -> None:

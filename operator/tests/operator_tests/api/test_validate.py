@@ -58,6 +58,13 @@ BAD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("decode.tensorParallelSize", {"prefill": {"tensorParallelSize": 3}}),
     ("decode.instanceType", {"decode": {"instanceType": "cpu"}}),
     ("decode.replicas", {"decode": {"replicas": 33}}),
+    (
+        "scaling.ratio",
+        {
+            "scaling": {"ratio": {"min": "1:4", "max": "1:1"}},
+            "decode": {"replicas": 9, "scaling": {"mode": "External", "minReplicas": 5}},
+        },
+    ),
     ("decode.podTemplate.status", {"decode": {"podTemplate": {"status": {}}}}),
     ("decode.podTemplate.metadata.name", template({}, name="x")),
     ("decode.podTemplate.metadata.labels[duplex.dev/role]", template({}, labels={"duplex.dev/role": "prefill"})),

@@ -110,6 +110,18 @@ def test_an_upgraded_operator_restarts_no_engine() -> None:
     assert not any(obj["kind"] == KEPT_KIND for obj in decided.apply)
 
 
+def test_how_long_engines_drain_acts_on_what_runs_without_a_restart() -> None:
+    kept = kept_of(plan(wanted(), Observed(), NOW))
+    target = wanted(serving(decode={"instanceType": "cpu", "drainSeconds": 900}))
+    assert target.revision == wanted().revision
+    decided = plan(target, serving_well(target.revision, kept={target.revision: kept}), NOW)
+    templates = {
+        obj["metadata"]["name"]: obj["spec"]["template"] for obj in decided.apply if obj["kind"] == "Deployment"
+    }
+    for engine in kept:
+        assert templates[engine["metadata"]["name"]] == engine["spec"]["template"]
+
+
 def test_replicas_change_on_a_running_revision() -> None:
     kept = kept_of(plan(wanted(), Observed(), NOW))
     target = wanted(serving(decode={"instanceType": "cpu", "replicas": 4}))

@@ -32,11 +32,12 @@ class Inner:
         self.stats: Any = OSError("no router yet")
         self.servings = Servings()
         self.children = Children(self.api, ["n"], clock, self.asked.append)
+        self.writer = Writer(self.api, clock, Metrics(), "test")
         self.reconciler = Reconciler(
             servings=self.servings,
             children=self.children,
             stats=RouterStatsCache(self._read, clock),
-            writer=Writer(self.api, clock, Metrics(), "test"),
+            writer=self.writer,
             context=RenderContext(router_image="router:1", connector_image="connector:1", operator_version="0.1.0"),
             clock=clock,
             term=term,

@@ -12,7 +12,7 @@ IMAGES = ("--router-image=r:1", "--connector-image=c:1")
 
 def test_crds_prints_what_stands_in_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["crds"]) == 0
-    assert capsys.readouterr().out == "".join(path.read_text() for path in sorted(CRDS.glob("*.yaml")))
+    assert capsys.readouterr().out == "---\n".join(path.read_text() for path in sorted(CRDS.glob("*.yaml")))
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", *IMAGES, "--log-level=loud"], ["walk"]])

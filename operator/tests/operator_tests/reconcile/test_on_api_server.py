@@ -18,7 +18,7 @@ from duplex_kube.api import (
     SERVICES,
     Selection,
 )
-from duplex_kube.client import Client, connect
+from duplex_kube.client import connect
 from duplex_kube.errors import ConflictError
 from duplex_lab.control_plane import ControlPlane
 from duplex_operator.reconcile.kinds import CHILDREN, KEPT, SERVINGS
@@ -27,11 +27,6 @@ from duplex_operator.runtime.leader import LostLeadershipError
 from .harness import World, a_serving, eventually
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def world(kube_api: Client, control_plane: ControlPlane, namespace: str) -> World:
-    return World(kube_api, control_plane.kubeconfig, namespace)
 
 
 async def test_a_serving_becomes_its_children_and_serves(world: World) -> None:

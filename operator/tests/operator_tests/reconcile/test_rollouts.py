@@ -9,10 +9,12 @@ import pytest
 
 from duplex_connector.contract import Annotation
 from duplex_kube.errors import ConflictError, TransientError
+from duplex_operator.plan import Scale
+from duplex_operator.reconcile.kinds import BY_KIND
 from operator_tests.fake_clock import FakeClock
 from operator_tests.fake_kube import Cluster
 
-from .inner import Inner, an_operator, content, put, the_serving
+from .inner import KEY, Inner, an_operator, content, put, the_serving
 from .site import Site
 from .test_reconciler import _without_owner as told
 from .test_reconciler import condition, failing_at
@@ -50,7 +52,7 @@ async def begun(clock: FakeClock, **spec: Any) -> tuple[Cluster, Site]:
     """Give a cluster in which two pairs serve."""
     cluster = Cluster()
     site = Site(cluster)
-    await put(cluster, the_serving(**TWO, **spec))
+    await put(cluster, the_serving(**TWO | spec))
     async with an_operator(cluster, clock) as inner:
         await settle(inner, site)
     return cluster, site
@@ -135,6 +137,53 @@ async def test_a_scale_down_takes_the_engine_that_holds_least_and_waits_for_what
     left = [pod["metadata"]["name"] for pod in site.pods() if "-decode-" in pod["metadata"]["name"]]
     assert left == [decode[0]]
     assert site.applied["draining"] == []
+
+
+def scaled(cluster: Cluster, role: str, replicas: int) -> None:
+    """Write a ServingRole's number as an autoscaler does, through its scale."""
+    role_object = copy.deepcopy(cluster.objects["servingroles", "n", f"chat-{role}"])
+    role_object["spec"] = {"replicas": replicas}
+    cluster.put(BY_KIND["ServingRole"], role_object, "MODIFIED")
+
+
+async def test_an_autoscaler_is_followed_up_and_down_and_never_written_over() -> None:
+    clock = FakeClock()
+    external = {"mode": "External", "maxReplicas": 8}
+    spec = {"decode": TWO["decode"] | {"scaling": external}}
+    cluster, site = await begun(clock, **spec)
+    assert cluster.objects["servingroles", "n", "chat-decode"]["spec"] == {"replicas": 2}, "what it begins with"
+    scaled(cluster, "decode", 4)
+    async with an_operator(cluster, clock, term=2) as inner:
+        await settle(inner, site)
+        assert len([pod for pod in site.pods() if "-decode-" in pod["metadata"]["name"]]) == 4
+        scaled(cluster, "decode", 1)
+        await settle(inner, site)  # which sees to it that what goes was drained
+    assert len([pod for pod in site.pods() if "-decode-" in pod["metadata"]["name"]]) == 1
+    role = cluster.objects["servingroles", "n", "chat-decode"]
+    assert role["spec"] == {"replicas": 1}
+    assert {key: role["status"][key] for key in ("replicas", "ready", "wanted")} == dict.fromkeys(
+        ("replicas", "ready", "wanted"), 1
+    )
+    await put(cluster, the_serving(**TWO))
+    async with an_operator(cluster, clock, term=3) as inner:
+        await settle(inner, site)
+    assert cluster.objects["servingroles", "n", "chat-decode"]["spec"] == {"replicas": 2}, "Fixed: the serving rules"
+
+
+async def test_a_number_to_begin_with_does_not_overtake_an_autoscaler() -> None:
+    clock, cluster = FakeClock(), Cluster()
+    external = {"mode": "External", "maxReplicas": 8}
+    await put(cluster, the_serving(decode=TWO["decode"] | {"scaling": external}))
+    async with an_operator(cluster, clock) as inner:
+        await inner.reconcile()
+        await inner.look()
+        # Written after the operator's last look at it.
+        before = inner.children.of(KEY)["ServingRole", "chat-decode"]
+        scaled(cluster, "decode", 5)
+        serving = cluster.objects["disaggregatedservings", "n", "chat"]
+        number = Scale("chat-decode", before.uid, 2, before.obj["metadata"]["resourceVersion"], {})
+        await inner.writer.scale(serving, number, inner.children.of(KEY))
+    assert cluster.objects["servingroles", "n", "chat-decode"]["spec"] == {"replicas": 5}
 
 
 async def test_suspend_lets_routers_go_before_engines() -> None:

@@ -14,6 +14,7 @@ STOCK: dict[str, Any] = {"engine": {"connector": "Stock"}}
 
 LIVE: tuple[dict[str, Any], ...] = (
     {"prefill": {"replicas": 3}, "decode": {"replicas": 5}},
+    {"decode": {"scaling": {"mode": "External", "maxReplicas": 5}}},
     {"router": {"replicas": 2, "affinity": "Header", "tenancy": "None"}},
     {"suspend": True},
     {"rollout": {"progressDeadlineSeconds": 60}},
@@ -36,7 +37,6 @@ SHAPING: tuple[dict[str, Any], ...] = (
     {"prefill": {"tensorParallelSize": 4}},
     {"decode": {"instanceType": "p5e.48xlarge"}},
     {"decode": {"args": ["--enforce-eager"]}},
-    {"decode": {"drainSeconds": 60}},
     {"decode": {"resources": {"requests": {"cpu": 4}}}},
     {"decode": {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}},
     {"kvTransfer": {"leaseSeconds": 60}},
@@ -69,6 +69,12 @@ def test_live_fields_change_neither_revision_nor_pods(change: dict[str, Any]) ->
     assert templates(**change) == templates()
 
 
+def test_how_long_engines_drain_is_no_reason_to_restart_them() -> None:
+    """Pods of later revisions get the new grace period; see the test of kept templates in plan/test_decide.py."""
+    assert revision_of(serving(decode={"drainSeconds": 60}).spec) == revision_of(serving().spec)
+    assert templates(decode={"drainSeconds": 60}) != templates()
+
+
 @pytest.mark.parametrize("change", SHAPING)
 def test_shaping_fields_change_revision_and_pods(change: dict[str, Any]) -> None:
     assert revision_of(serving(**change).spec) != revision_of(serving().spec)
@@ -83,5 +89,5 @@ def test_on_stock_engines_reuse_is_flags(change: dict[str, Any]) -> None:
 
 
 def test_a_default_written_out_is_the_same_revision() -> None:
-    written = serving(engine={"dtype": "auto"}, decode={"drainSeconds": 120, "nodes": 1}, placement={"sameZone": True})
+    written = serving(engine={"dtype": "auto"}, decode={"nodes": 1}, placement={"sameZone": True})
     assert revision_of(written.spec) == revision_of(serving().spec)
