@@ -93,6 +93,9 @@ CONNECTOR_MOUNT: Final = "/duplex"
 PREFLIGHT_MODULE: Final = "duplex_connector.preflight"
 """What an init container with the engine's image and devices runs before the engine."""
 
+LEAVING_MODULE: Final = "duplex_connector.leaving"
+"""What engine pods run as their preStop hook."""
+
 PREFLIGHT_PASSED: Final = "preflight: the engine can start"
 """Its last line where it found nothing wrong; status tells a fabric as verified only where every engine has it."""
 
@@ -236,6 +239,8 @@ class Metric:
     """vLLM's and the guarded connector's metric names that other parts read (without `_total`)."""
 
     KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+    REQUESTS_RUNNING: Final = "vllm:num_requests_running"
+    REQUESTS_WAITING: Final = "vllm:num_requests_waiting"
     PROCESS_START: Final = "process_start_time_seconds"
     PROMPT_TOKENS_BY_SOURCE: Final = "vllm:prompt_tokens_by_source"
     NIXL_BYTES: Final = "vllm:nixl_bytes_transferred"

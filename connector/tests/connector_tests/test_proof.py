@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex_connector.contract import Duplex, Params
@@ -191,6 +191,7 @@ def test_cut_blocks_keeps_a_block_that_is_begun() -> None:
 TOKENS = st.lists(st.integers(0, 3), max_size=300)
 
 
+@settings(deadline=None)
 @given(held=TOKENS, prompt=TOKENS)
 def test_never_more_is_proved_than_is_common(held: list[int], prompt: list[int]) -> None:
     published = publish(held, seed_bytes=NO_SEED, groups=[FULL], total_blocks=POOL)
@@ -206,6 +207,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(key=st.sampled_from([Params.BLOCK_IDS, Params.NUM_TOKENS, Params.DUPLEX]), value=JSON_VALUES)
 def test_no_value_in_a_handle_raises(key: str, value: object) -> None:
     assert judge({**handle(HELD, [FULL]), key: value}, HELD).tokens in {0, 739}
@@ -214,6 +216,7 @@ def test_no_value_in_a_handle_raises(key: str, value: object) -> None:
 PROOF_KEYS = [Duplex.STEP, Duplex.MARKS, Duplex.COUNT, Duplex.LAST, Duplex.GROUPS, Duplex.BLOCKS]
 
 
+@settings(deadline=None)
 @given(key=st.sampled_from(PROOF_KEYS), value=JSON_VALUES)
 def test_no_value_in_a_proof_raises(key: str, value: object) -> None:
     params = handle(HELD, [FULL])

@@ -112,8 +112,8 @@ def _identity(settings: Settings, layout: Layout) -> Identity | None:
 def _gauges(metrics: Metrics, engine: Engine, settings: Settings) -> None:
     scheduler, pool = engine.scheduler, engine.pool
     metrics.gauge(Metric.KV_USAGE, lambda: pool.usage)
-    metrics.gauge("vllm:num_requests_running", lambda: len(scheduler.running) - scheduler.loading)
-    metrics.gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting) + scheduler.loading)
+    metrics.gauge(Metric.REQUESTS_RUNNING, lambda: len(scheduler.running) - scheduler.loading)
+    metrics.gauge(Metric.REQUESTS_WAITING, lambda: len(scheduler.waiting) + scheduler.loading)
     metrics.gauge("vllm:num_requests_waiting_by_reason", lambda: len(scheduler.waiting), reason="capacity")
     metrics.gauge("vllm:num_requests_waiting_by_reason", lambda: scheduler.loading, reason="deferred")
     metrics.gauge(

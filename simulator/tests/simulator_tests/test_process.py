@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from duplex_connector.contract import ConnectorKind, Env, Params
+from duplex_connector.leaving import Look, look_at
 
 from .nodes import COLD, transfer
 
@@ -85,6 +86,19 @@ def test_a_drain_waits_for_holds_and_answers_new_requests_with_an_abort() -> Non
         # Rejected at the holder itself, which then tells itself that the blocks may go.
         assert server.ask("/v1/completions", {"model": "other", "prompt": "x", Params.FIELD: held})[0] == 404
         assert server.process.wait(10) == 0
+
+
+def test_the_hook_of_its_pod_waits_for_a_hold_that_nobody_has_read() -> None:
+    with serving() as server:
+        held = server.turn(**{Params.FIELD: COLD})[Params.FIELD]
+        assert look_at(server.port) is Look.IN_USE
+        assert server.ask("/v1/completions", {"model": "other", "prompt": "x", Params.FIELD: held})[0] == 404
+        for _ in range(100):
+            if look_at(server.port) is Look.QUIET:
+                break
+            time.sleep(0.1)
+        assert look_at(server.port) is Look.QUIET
+    assert look_at(server.port) is Look.GONE
 
 
 def test_a_drain_ends_with_its_time() -> None:

@@ -21,6 +21,7 @@ _OWNED_CONTAINER_KEYS: Final = {
     "command": "the image's entry point is used; build it into the image",
     "args": "set the args field of the engine or role instead",
     "ports": "the ports are fixed; remove it",
+    "lifecycle": "its preStop hook waits for what others still need; remove it, or give it to a container of your own",
 }
 _OWNED_POD_KEYS: Final = {
     "hostNetwork": "engines of one node would fight for the same ports; remove it",

@@ -107,7 +107,8 @@ def drain(rollout: Rollout, observed: Observed, seconds: Mapping[str, int], now:
             waiting += [] if pod.doomed else [_words(pod, view)]
         if Sizes(**counts) or revision in rollout.sizes:
             sizes[revision] = Sizes(**counts)
-    ending = [pod.name for pod in observed.pods if pod.role == Role.DECODE and pod.terminating]
+    # Whoever deletes a pod past the operator: its preStop hook waits for what routers have there.
+    ending = [pod.name for pod in observed.pods if pod.role in tuple(Role) and pod.terminating]
     return Drain(sizes, tuple(sorted({*announced, *ending})), tuple(marks), tuple(waiting))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from duplex_connector.config import TransferSettings, kv_transfer_argument
-from duplex_connector.contract import CONNECTOR_MOUNT, ConnectorKind, Env, Port, Role
+from duplex_connector.contract import CONNECTOR_MOUNT, LEAVING_MODULE, ConnectorKind, Env, Port, Role
+from duplex_connector.leaving import NOTICE_SECONDS
 from duplex_operator.api import EnvVar, Resolved, ResolvedRole, Spec
 from duplex_operator.api.kv_transfer import KvRole
 from duplex_operator.api.pod_template import CONNECTOR_VOLUME, ENGINE_CONTAINER, MODEL_VOLUME
@@ -16,8 +17,8 @@ from duplex_operator.render.names import CONTAINER_API_PORT
 
 EFA_RESOURCE: Final = "vpc.amazonaws.com/efa"
 
-PRE_STOP_SECONDS: Final = 5
-"""Between leaving the EndpointSlices and SIGTERM, so that no router sends a new leg to a stopping engine."""
+SHUTDOWN_SECONDS: Final = 10
+"""vLLM's own drain after SIGTERM. The preStop hook has waited for what there was; since then nothing new came."""
 
 EXIT_SECONDS: Final = 15
 """Between the end of vLLM's drain and the kill."""
@@ -65,13 +66,13 @@ def engine_container(spec: Spec, resolved: Resolved, role: ResolvedRole) -> dict
         "env": engine_environment(spec, resolved, role),
         "ports": [CONTAINER_API_PORT, *_side_channels(role.data_parallel_size)],
         "resources": _resources(role),
-        "volumeMounts": _mounts(spec, resolved),
+        "volumeMounts": _mounts(spec),
         "securityContext": _security(resolved),
         "startupProbe": _probe(_STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // _STARTUP_PERIOD_SECONDS),
         "readinessProbe": _probe(5, 3),
         # No liveness probe: /health turns bad only when vLLM is ending by itself, and a slow answer under load is no
         # reason to throw a cache away.
-        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        "lifecycle": {"preStop": {"exec": {"command": _leaving(role)}}},
     }
 
 
@@ -104,10 +105,21 @@ def engine_arguments(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list
         kv_transfer_argument(role.name, transfer_settings(spec, resolved)),
         "--enable-prompt-tokens-details",
         "--shutdown-timeout",
-        str(role.spec.drain_seconds),
+        str(SHUTDOWN_SECONDS),
         *(engine.args or ()),
         *(role.spec.args or ()),
     ]
+
+
+def grace_seconds(role: ResolvedRole) -> int:
+    """Return the longest time that a pod of a role takes to end: notice, the wait for holds, vLLM's drain, and exit."""
+    return math.ceil(NOTICE_SECONDS) + role.spec.drain_seconds + SHUTDOWN_SECONDS + EXIT_SECONDS
+
+
+def _leaving(role: ResolvedRole) -> list[str]:
+    """Return the preStop hook: where it cannot run, routers still get time to hear that the pod has left."""
+    wait = f"PYTHONPATH={CONNECTOR_MOUNT} python3 -m {LEAVING_MODULE} {role.spec.drain_seconds}"
+    return ["sh", "-c", f"{wait} || sleep {math.ceil(NOTICE_SECONDS)}"]
 
 
 def _side_channels(ranks: int) -> list[dict[str, Any]]:
@@ -190,10 +202,11 @@ def _gib(amount: int) -> str:
     return f"{amount}Gi" if amount % 1024 else f"{amount // 1024}Ti"
 
 
-def _mounts(spec: Spec, resolved: Resolved) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108 - a mount
-    if resolved.connector is ConnectorKind.GUARDED:
-        mounts.append({"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT, "readOnly": True})
+def _mounts(spec: Spec) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - a mount
+        {"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT, "readOnly": True},
+    ]
     source = spec.model.source
     if source and (source.pvc or source.host_path):
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})

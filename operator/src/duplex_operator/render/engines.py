@@ -8,8 +8,8 @@ from duplex_connector.contract import ROLE_KIND, Label, Port, Role
 from duplex_operator.api import API_VERSION, DisaggregatedServing, Resolved, ResolvedRole, Spec, resolve
 from duplex_operator.api.instances import Accelerator
 from duplex_operator.api.pod_template import CONNECTOR_VOLUME, MODEL_VOLUME
-from duplex_operator.render.engine_container import EXIT_SECONDS, PRE_STOP_SECONDS, engine_container
-from duplex_operator.render.init_containers import init_containers, needs_connector
+from duplex_operator.render.engine_container import engine_container, grace_seconds
+from duplex_operator.render.init_containers import init_containers
 from duplex_operator.render.merge import merge
 from duplex_operator.render.names import (
     API_PORT,
@@ -49,17 +49,16 @@ def render_engines(serving: DisaggregatedServing, context: RenderContext, revisi
 def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: ResolvedRole) -> dict[str, Any]:
     """Return the pod spec of a role, before the role's podTemplate."""
     pod: dict[str, Any] = {
+        "initContainers": init_containers(spec, context, resolved, role),
         "containers": [engine_container(spec, resolved, role)],
-        "volumes": _volumes(spec, resolved, role),
+        "volumes": _volumes(spec, role),
         "enableServiceLinks": False,
         # Engines know nothing of Kubernetes.
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + role.spec.drain_seconds + EXIT_SECONDS,
+        "terminationGracePeriodSeconds": grace_seconds(role),
     }
     if tolerations := _tolerations(resolved):
         pod["tolerations"] = tolerations
-    if init := init_containers(spec, context, resolved, role):
-        pod["initContainers"] = init
     if selector := _node_selector(spec, role):
         pod["nodeSelector"] = selector
     source = spec.model.source
@@ -147,11 +146,12 @@ def _deployment(
     }
 
 
-def _volumes(spec: Spec, resolved: Resolved, role: ResolvedRole) -> list[dict[str, Any]]:
+def _volumes(spec: Spec, role: ResolvedRole) -> list[dict[str, Any]]:
     size = f"{max(1, role.devices * _SHARED_MEMORY_PER_DEVICE_GIB)}Gi"
-    volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
-    if needs_connector(resolved):
-        volumes.append({"name": CONNECTOR_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}})
+    volumes: list[dict[str, Any]] = [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
+        {"name": CONNECTOR_VOLUME, "emptyDir": {"sizeLimit": "16Mi"}},
+    ]
     source = spec.model.source
     if source and source.pvc:
         claim = {"claimName": source.pvc.claim_name, "readOnly": True}

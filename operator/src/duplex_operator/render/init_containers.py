@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from duplex_connector.contract import CONNECTOR_MOUNT, PREFLIGHT_MODULE, ConnectorKind, Env
+from duplex_connector.contract import CONNECTOR_MOUNT, PREFLIGHT_MODULE, Env
 from duplex_operator.api import Resolved, ResolvedRole, Spec
 from duplex_operator.api.instances import Accelerator
 from duplex_operator.api.pod_template import CONNECTOR_CONTAINER, CONNECTOR_VOLUME, PREFLIGHT_CONTAINER
@@ -17,15 +17,13 @@ def needs_preflight(resolved: Resolved) -> bool:
     return resolved.accelerator is not Accelerator.NONE
 
 
-def needs_connector(resolved: Resolved) -> bool:
-    """Tell whether the pod needs our package: for the guarded connector, or for the preflight."""
-    return resolved.connector is ConnectorKind.GUARDED or needs_preflight(resolved)
-
-
 def init_containers(spec: Spec, context: RenderContext, resolved: Resolved, role: ResolvedRole) -> list[dict[str, Any]]:
-    """Return the init containers in the order in which they run."""
-    containers = [_connector_container(context)] if needs_connector(resolved) else []
-    return [*containers, _preflight_container(spec, resolved, role)] if needs_preflight(resolved) else containers
+    """Return the init containers in the order in which they run.
+
+    The package comes into every engine pod, also of stock engines: the preflight and the preStop hook are in it.
+    """
+    look = [_preflight_container(spec, resolved, role)] if needs_preflight(resolved) else []
+    return [_connector_container(context), *look]
 
 
 def _connector_container(context: RenderContext) -> dict[str, Any]:
@@ -52,17 +50,17 @@ def _preflight_container(spec: Spec, resolved: Resolved, role: ResolvedRole) -> 
     The kubelet gives an init container's devices to the engine after it, so that nothing is counted twice.
     """
     engine = engine_container(spec, resolved, role)
-    mount = {"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_MOUNT, "readOnly": True}
-    mounts = [one for one in engine["volumeMounts"] if one["name"] != CONNECTOR_VOLUME]
     environment = [one for one in engine["env"] if one["name"] != Env.PYTHON_PATH]
-    same = {key: engine[key] for key in ("image", "terminationMessagePolicy", "resources", "securityContext")}
+    same = {
+        key: engine[key]
+        for key in ("image", "terminationMessagePolicy", "resources", "securityContext", "volumeMounts")
+    }
     return {
         "name": PREFLIGHT_CONTAINER,
         **same,
         "command": ["python3", "-m", PREFLIGHT_MODULE],
         "args": _arguments(resolved, role),
         "env": [*environment, {"name": Env.PYTHON_PATH, "value": CONNECTOR_MOUNT}],
-        "volumeMounts": [*mounts, mount],
     }
 
 

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex_operator.api import limits_of
@@ -46,6 +46,7 @@ def keeps(limits: Limits, prefill: int, decode: int) -> bool:
     return inside and (limits.ratio is None or limits.ratio[0] * decode <= prefill <= limits.ratio[1] * decode)
 
 
+@settings(deadline=None)
 @given(RANGES, RANGES, RATIOS, SMALL, SMALL)
 def test_what_can_be_kept_is_kept_and_what_keeps_all_is_left_alone(
     prefill: Range, decode: Range, ratio: tuple[Fraction, Fraction], asked_prefill: int, asked_decode: int

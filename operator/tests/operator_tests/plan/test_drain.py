@@ -138,10 +138,17 @@ def test_a_prefill_engine_goes_once_no_leg_is_on_it() -> None:
     assert decide(replace(observed, stats=busy), decode=1).marks == ()
 
 
-def test_terminating_decode_engines_are_named_too() -> None:
-    ending = [pod("d-0"), pod("d-1"), pod("d-2", terminating=True)]
+def test_engines_that_somebody_deletes_are_named_too() -> None:
+    evicted = pod("p-1", role="prefill", terminating=True)
+    ending = [
+        pod("d-0"),
+        pod("d-1"),
+        pod("d-2", terminating=True),
+        evicted,
+        pod("other", role="router", terminating=True),
+    ]
     now = decide(seen(ending, LOADS))
-    assert now.announced == ("d-2",)
+    assert now.announced == ("d-2", "p-1")
     assert now.marks == ()
 
 

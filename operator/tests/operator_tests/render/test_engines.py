@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duplex_connector.contract import Label
+from duplex_connector.leaving import NOTICE_SECONDS
 from duplex_connector.preflight import WARN_ONLY, Machine, Ran, main
 from duplex_operator.render import CHILD_KINDS, RenderContext, render_serving, revision_of
 from operator_tests.api.cel_cases import CPU, NEURON
@@ -146,12 +148,27 @@ def test_optional_arguments_follow_the_spec() -> None:
     assert {"--revision", "--dtype", "--disable-hybrid-kv-cache-manager"}.isdisjoint(engine()["args"])
 
 
-def test_the_grace_period_leaves_room_for_the_drain() -> None:
+def test_the_grace_period_leaves_room_for_the_hook_that_waits_and_for_the_end() -> None:
     rendered = pod(decode={"drainSeconds": 300})
-    arguments = engine(decode={"drainSeconds": 300})["args"]
-    sleep = rendered["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert option(arguments, "--shutdown-timeout") == "300"
-    assert rendered["terminationGracePeriodSeconds"] > 300 + sleep
+    container = rendered["containers"][0]
+    shell, flag, command = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert (shell, flag) == ("sh", "-c")
+    assert command == "PYTHONPATH=/duplex python3 -m duplex_connector.leaving 300 || sleep 5"
+    shutdown = int(option(container["args"], "--shutdown-timeout"))
+    assert rendered["terminationGracePeriodSeconds"] > NOTICE_SECONDS + 300 + shutdown
+    assert "/duplex" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_hook_runs_by_a_shell_and_gives_routers_time_where_it_cannot(tmp_path: Path) -> None:
+    """By the real shell, with programs that say that they were called."""
+    command = engine(**CPU)["lifecycle"]["preStop"]["exec"]["command"]
+    for name, status in (("python3", 1), ("sleep", 0)):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho {name} $PYTHONPATH $* >> {tmp_path}/called\nexit {status}\n")
+        program.chmod(0o755)
+    subprocess.run([f"/bin/{command[0]}", *command[1:]], env={"PATH": str(tmp_path)}, check=True)
+    called = (tmp_path / "called").read_text().splitlines()
+    assert called == ["python3 /duplex -m duplex_connector.leaving 120", "sleep 5"]
 
 
 def test_the_guarded_connector_comes_by_an_init_container() -> None:
@@ -182,11 +199,10 @@ def test_its_arguments_are_those_that_the_program_takes(tmp_path: Path) -> None:
     assert main(pod(**NEURON)["initContainers"][1]["args"], machine) == 0
 
 
-def test_stock_engines_get_no_connector_and_are_looked_at_all_the_same() -> None:
+def test_stock_engines_get_the_package_for_its_other_programs_and_not_on_their_path() -> None:
     stock = {"engine": {"connector": "Stock"}}
     assert [container["name"] for container in pod(**stock)["initContainers"]] == ["connector", "preflight"]
-    assert "/duplex" not in {mount["mountPath"] for mount in engine(**stock)["volumeMounts"]}
-    assert "initContainers" not in pod(**CPU, **stock)
+    assert [container["name"] for container in pod(**CPU, **stock)["initContainers"]] == ["connector"]
     assert "PYTHONPATH" not in env(**stock)
     assert "kv_connector_module_path" not in json.loads(option(engine(**stock)["args"], "--kv-transfer-config"))
 
