@@ -15,7 +15,7 @@ from duplex_connector.contract import Role
 from duplex_router.admin.canary import Canary
 from duplex_router.admin.probe import PLAIN_SHAPES, TOOL_SHAPES, prompts_of, slack_of
 from duplex_router.admin.recent import STEP_SECONDS, WINDOW_SECONDS, RecentReuse, Reuse
-from duplex_router.admin.scrape import Scraper, backend, bytes_moved, kv_bytes_per_token, kv_tokens, samples
+from duplex_router.admin.scrape import Scraper, backend, bytes_moved, kv_bytes_per_token, kv_tokens, kv_use, samples
 from duplex_router.cli import parse_arguments, settings_of
 from duplex_router.fleet.document import convert_document
 from duplex_router.fleet.pairs import Way
@@ -28,6 +28,8 @@ from .rig import Engines, fetch, free_port, fresh, router, say, until, user
 PAGE = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="100"} 1.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="a \\"b\\""} 1.5e+06
 vllm:nixl_bytes_transferred_count{engine="0"} 2
 vllm:duplex_transport_info{backend="UCX"} 1
@@ -39,6 +41,8 @@ vllm:nan NaN
 
 def test_an_engines_page_is_read() -> None:
     assert kv_tokens(samples(PAGE)) == 1600
+    assert kv_use(samples(PAGE)) == 0.5
+    assert kv_use(samples("")) is None
     assert bytes_moved(samples(PAGE)) == 1_500_000
     assert kv_bytes_per_token(samples(PAGE)) == 262_144
     assert backend(samples(PAGE)) == "UCX"

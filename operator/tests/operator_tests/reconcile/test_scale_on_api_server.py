@@ -1,8 +1,10 @@
 """Scaling on a real API server: the scale subresource, its modes, and evictions."""
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from duplex_lab.control_plane import ControlPlane
 from duplex_operator.reconcile.kinds import SERVINGS
@@ -11,6 +13,7 @@ from .harness import World, a_serving, eventually
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(180)]
 
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples/autoscaling"
 ROLES_PATH = f"/apis/{SERVINGS.api_version}"
 
 
@@ -53,3 +56,24 @@ async def test_the_scale_of_a_role_is_kept_or_held_as_its_mode_says(world: World
         table = kubectl("get", "dsr").splitlines()
         assert table[0].split() == ["NAME", "SERVING", "ROLE", "MODE", "ASKED", "WANTED", "READY", "AGE"]
         assert table[1].split()[:7] == ["chat-decode", "chat", "decode", "External", "1", "1", "1"]
+
+
+async def test_the_clusters_own_autoscaler_finds_the_scale_of_a_role(world: World, control_plane: ControlPlane) -> None:
+    """The HPA of the examples; its metrics need an adapter, which is not here."""
+    external = {"instanceType": "cpu", "scaling": {"mode": "External", "minReplicas": 2, "maxReplicas": 16}}
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace, decode=external | {"replicas": 2}))
+        await world.rolled_out("chat")
+        _, hpa = yaml.safe_load_all((EXAMPLES / "hpa.yaml").read_text())
+        hpa["metadata"]["namespace"] = world.namespace
+        hpa["spec"]["scaleTargetRef"]["name"] = "chat-decode"
+        control_plane.kubectl("apply", "-f", "-", input=json.dumps(hpa))
+
+        async def found() -> bool:
+            name = ("hpa", "qwen3-32b-decode", "--namespace", world.namespace)
+            status = json.loads(control_plane.kubectl("get", *name, "-o", "json").stdout).get("status") or {}
+            conditions = {one["type"]: (one["status"], one["reason"]) for one in status.get("conditions") or ()}
+            able = conditions.get("AbleToScale") == ("True", "SucceededGetScale")
+            return able and status["currentReplicas"] == 2
+
+        await eventually(found)

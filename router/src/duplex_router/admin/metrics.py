@@ -134,10 +134,14 @@ def _engines(page: _Page, state: AdminState) -> None:
     resting: dict[Labels, float] = {}
     held: dict[Labels, float] = {}
     budget: dict[Labels, float] = {}
+    size: dict[Labels, float] = {}
+    used: dict[Labels, float] = {}
     for engine in list(core.fleet.engines.values())[:MAX_ENGINES]:
         label = (("engine", engine.pod or engine.key), ("role", engine.role.value))
         legs[label], tokens[label] = engine.legs, engine.waiting_tokens
         resting[label] = int(now < engine.resting_until)
+        if engine.kv_tokens is not None and engine.kv_use is not None:
+            size[label], used[label] = engine.kv_tokens, round(engine.kv_tokens * engine.kv_use)
         if engine.role is Role.DECODE:
             held[label] = core.ledger.held_tokens(engine.key)
             if engine.kv_tokens is not None:
@@ -146,6 +150,8 @@ def _engines(page: _Page, state: AdminState) -> None:
     page.add("engine_waiting_tokens", "gauge", "Prompt tokens that an engine has not answered for.", tokens)
     page.add("engine_resting", "gauge", "1 while an engine is left alone after failures.", resting)
     page.add("engine_held_tokens", "gauge", "Tokens that an engine holds for this router's conversations.", held)
+    page.add("engine_kv_tokens", "gauge", "Tokens that an engine's KV cache has room for.", size)
+    page.add("engine_kv_used_tokens", "gauge", "Tokens that it is in use for, those of all holds included.", used)
     page.add("engine_budget_tokens", "gauge", "Tokens that it may hold for all routers.", budget)
 
 

@@ -52,6 +52,12 @@ def kv_tokens(page: Iterable[Sample]) -> int | None:
     return None
 
 
+def kv_use(page: Iterable[Sample]) -> float | None:
+    """Return which part of an engine's KV cache is in use, that of holds included; None where it does not say."""
+    ranks = [value for name, _, value in page if name == Metric.KV_USAGE]
+    return sum(ranks) / len(ranks) if ranks else None
+
+
 def kv_bytes_per_token(page: Iterable[Sample]) -> int | None:
     """Return the bytes of KV cache per token; only a guarded engine says it, and not before its first step."""
     found = [value for name, _, value in page if name == Metric.DUPLEX_KV_BYTES]
@@ -115,6 +121,7 @@ class Scraper:
         if core.fleet.process_began(engine, process_began(page)):
             core.counters.holds_ended[Fate.BOOT] += core.ledger.forget_engine(engine.key, Fate.BOOT)
         engine.kv_tokens = kv_tokens(page)
+        engine.kv_use = kv_use(page)
         engine.kv_bytes_per_token = kv_bytes_per_token(page) or engine.kv_bytes_per_token
         _, before = self._moved.get(engine.key, ("", 0))
         self._moved[engine.key] = (engine.revision, max(before, bytes_moved(page)))

@@ -70,6 +70,8 @@ class Engine:
     failures: int = 0
     resting_until: float = 0.0
     kv_tokens: int | None = None
+    kv_use: float | None = None
+    """Which part of its KV cache is in use, as it said when last asked."""
     kv_bytes_per_token: int | None = None
     ready_since: float = -math.inf
     """When it joined others that were ready already; the distant past for one that started with them."""
