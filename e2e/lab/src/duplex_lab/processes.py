@@ -64,11 +64,11 @@ class ProcessIdentity:
         return asdict(self)
 
     def alive(self) -> bool:
-        """Say whether this very process still runs; a zombie does not."""
+        """Say whether this very process still runs; a zombie does not, unless threads of it do: they keep its files."""
         fields = _stat_fields(self.pid)
-        return (
-            fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started and self.boot == _boot_id()
-        )
+        if fields is None or int(fields[19]) != self.started or self.boot != _boot_id():
+            return False
+        return fields[0] not in "ZX" or int(fields[17]) > 1
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to this very process; False when it has ended.

@@ -60,6 +60,22 @@ def test_stop_kills_what_ignores_sigterm(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+def test_a_process_whose_threads_outlive_its_first_one_counts_as_running(tmp_path: Path) -> None:
+    """As a killed one does for a moment: its sockets still listen."""
+    program = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start();"
+        "print('leaves', flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    )
+    log = tmp_path / "threads.log"
+    process = processes.start([sys.executable, "-c", program], log)
+    identity = ProcessIdentity.of(process.pid)
+    assert processes.wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().split(") ")[1][0] == "Z", 30)
+    assert identity.alive()
+    process.kill()
+    assert processes.wait_until(lambda: not identity.alive(), 10)
+    process.wait()
+
+
 def test_a_zombie_counts_as_ended() -> None:
     process = subprocess.Popen(["true"])
     identity = ProcessIdentity.of(process.pid)

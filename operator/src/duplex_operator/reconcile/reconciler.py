@@ -12,6 +12,8 @@ from duplex_operator.plan import (
     FleetContent,
     Observed,
     Plan,
+    Pod,
+    RouterStats,
     Wanted,
     next_fleet,
     plan,
@@ -36,6 +38,25 @@ from duplex_operator.render import (
     router_url,
 )
 from duplex_operator.runtime.clock import Clock
+
+FULL_LOOK_SECONDS = 600.0
+"""A serving at which nothing has changed is decided on anew so often, for whatever depends on time alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """All that a steady serving was decided from. ``at``: when."""
+
+    at: float
+    version: str
+    children: Mapping[ChildName, Child]
+    pods: tuple[Pod, ...]
+    stats: Mapping[str, RouterStats]
+
+    def same(self, other: "_Seen") -> bool:
+        """Tell whether nothing has changed; cheap, since the caches replace what changes and keep the rest."""
+        mine = (self.version, self.children, self.pods, self.stats)
+        return mine == (other.version, other.children, other.pods, other.stats)
 
 
 @dataclass
@@ -68,7 +89,7 @@ class Reconciler:
         self._clock = clock
         self._term = term
         self._fleets: dict[Key, _Fleet] = {}
-        self._steady: set[Key] = set()
+        self._steady: dict[Key, _Seen] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one serving nearer to what its spec says; return when to look again, None if it is gone.
@@ -79,8 +100,12 @@ class Reconciler:
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             self._forget(key)
             return None
+        seen = await self._look(key, obj)
+        known = self._steady.get(key)
+        if known is not None and seen.at - known.at < FULL_LOOK_SECONDS and seen.same(known):
+            return STEADY_SECONDS
         try:
-            decided = await self._decide_and_apply(key, obj)
+            decided = await self._decide_and_apply(key, obj, seen)
         except (InvalidError, NotOursError) as error:
             decided = self._stalled(obj, Reason.REFUSED_BY_API_SERVER, str(error))
         except ForbiddenError as error:
@@ -89,12 +114,19 @@ class Reconciler:
         if decided.restart is not None:
             await self._writer.restart(obj, decided.restart)
         if decided.requeue_after == STEADY_SECONDS:
-            self._steady.add(key)
+            self._steady[key] = seen
         else:
-            self._steady.discard(key)
+            self._steady.pop(key, None)
         return decided.requeue_after
 
-    async def _decide_and_apply(self, key: Key, obj: KubeObject) -> Plan:
+    async def _look(self, key: Key, obj: KubeObject) -> _Seen:
+        pods = self._children.pods_of(key)
+        oldest = STEADY_SECONDS if key in self._steady else UNSTEADY_SECONDS
+        stats = await self._stats.of(key, pods, oldest=oldest * 0.9)
+        version = obj["metadata"].get("resourceVersion", "")
+        return _Seen(self._clock.now(), version, dict(self._children.of(key)), pods, stats)
+
+    async def _decide_and_apply(self, key: Key, obj: KubeObject, seen: _Seen) -> Plan:
         now = self._clock.wall()
         try:
             serving = DisaggregatedServing.model_validate(obj)
@@ -103,9 +135,9 @@ class Reconciler:
             field = ".".join(str(part) for part in first["loc"])
             text = f"{field}: {first['msg']}; the CRD and the operator are of different releases: upgrade both"
             return stalled(obj["metadata"]["generation"], Reason.INVALID_SPEC, text, obj.get("status") or {}, now)
-        named = self._children.of(key)
+        named = self._children.of(key)  # alive: what is written meanwhile shows
         owned = {name: child for name, child in named.items() if child.owner == serving.metadata.uid}
-        observed = await self._observe(key, obj, owned)
+        observed = self._observe(key, obj, owned, seen)
         problems = validate(serving.spec)
         if problems:
             return plan_stalled(serving, problems, observed, now)
@@ -120,18 +152,15 @@ class Reconciler:
         await self._apply(key, obj, serving, decided, named)
         return decided
 
-    async def _observe(self, key: Key, obj: KubeObject, owned: dict[ChildName, Child]) -> Observed:
-        pods = self._children.pods_of(key)
-        oldest = STEADY_SECONDS if key in self._steady else UNSTEADY_SECONDS
-        stats = await self._stats.of(key, pods, oldest=oldest * 0.9)
+    def _observe(self, key: Key, obj: KubeObject, owned: dict[ChildName, Child], seen: _Seen) -> Observed:
         fleet = self._newest_fleet(key, fleet_of(key[1], owned.values()))
         return observe(
             owned.values(),
-            pods,
+            seen.pods,
             obj.get("status") or {},
             fleet=fleet.document if fleet else None,
             fleet_age=self._clock.now() - fleet.since if fleet else 0.0,
-            stats=stats,
+            stats=seen.stats,
         )
 
     def _newest_fleet(self, key: Key, seen: KubeObject | None) -> _Fleet | None:
@@ -192,6 +221,6 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._fleets.pop(key, None)
-        self._steady.discard(key)
+        self._steady.pop(key, None)
         self._stats.forget(key)
         self._writer.forget(key)

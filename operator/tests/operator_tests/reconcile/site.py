@@ -105,6 +105,11 @@ class Site:
         status = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
         self._cluster.put(PODS, {"metadata": metadata, "status": status}, "ADDED")
 
+    def evict(self, pod: KubeObject) -> None:
+        """Let a pod be told to end, which it takes its time for."""
+        metadata = pod["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        self._cluster.put(PODS, copy.deepcopy(pod) | {"metadata": metadata}, "MODIFIED")
+
     def _end(self, pod: KubeObject) -> None:
         self.deleted.append(pod)
         self._cluster.put(PODS, copy.deepcopy(pod), "DELETED")
