@@ -9,7 +9,7 @@ export PYTHONPATH := e2e
 export CLUSTER KEEP
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt manifests test test-unit test-native test-api conformance chaos-router chaos-short prove-guards e2e e2e-vllm bench-router lab-up lab-down clean
+.PHONY: help setup demo check fmt manifests test test-unit test-native test-api conformance chaos-router chaos-short prove-guards e2e e2e-vllm bench-router bench-operator bench-multi-turn lab-up lab-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -73,6 +73,12 @@ e2e-vllm: setup ## The conformance suite on pods of real vLLM with NixlConnector
 
 bench-router: setup ## The router's speed beside nginx, vllm-router and vLLM's example (root, nginx; QUICK=1: a minute)
 	$(BIN)/python -m bench.router $(if $(QUICK),--quick)
+
+bench-operator: setup ## The operator with 1,000 servings and 10,000 pods on a real API server (root; QUICK=1: a tenth)
+	$(BIN)/python -m bench.operator $(if $(QUICK),--quick)
+
+bench-multi-turn: setup ## vLLM's own multi-turn benchmark through the router on simulated engines, reuse on and off
+	$(BIN)/python -m bench.multi_turn
 
 lab-up: setup ## Start a local Kubernetes (no Docker needed)
 	$(BIN)/duplex-lab up

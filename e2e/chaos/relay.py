@@ -65,7 +65,9 @@ class Relay:
             return
         self._open |= {writer, engine_writer}
         try:
-            await asyncio.gather(self._copy(reader, engine_writer), self._copy(engine_reader, writer))
+            # `close` cancels it, and the server would complain of a task that ends so.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(self._copy(reader, engine_writer), self._copy(engine_reader, writer))
         finally:
             for each in (writer, engine_writer):
                 self._open.discard(each)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -24,12 +25,16 @@ DRAIN_SECONDS = 30
 
 @dataclass
 class Site:
-    """Engines, routers, store and fleet file of one phase. `legs`: the routers' deadline of each leg in seconds."""
+    """Engines, routers, store and fleet file of one phase.
+
+    `legs`: the routers' deadline of each leg in seconds. `policy`: what differs in the fleet file's.
+    """
 
     kind: ConnectorKind
     folder: Path
     flags: Sequence[str]
     legs: float
+    policy: Mapping[str, Any] = field(default_factory=dict)
     engines: list[Engine] = field(default_factory=list)
     routers: list[Router] = field(default_factory=list)
     store: StoreProcess | None = None
@@ -76,7 +81,7 @@ class Site:
         }
         document = {
             "model": {"name": MODEL, "blockSize": 16, "connector": self.kind.value},
-            "policy": {"ttlSeconds": TTL_SECONDS, "recomputeThresholdTokens": 1, "tenancy": "Header"},
+            "policy": {"ttlSeconds": TTL_SECONDS, "recomputeThresholdTokens": 1, "tenancy": "Header", **self.policy},
             "revisions": [{"name": "r1", "engines": urls}],
             "draining": [engine.key for engine in self.engines if engine.name in self.draining],
             "canary": {"enabled": False},

@@ -50,7 +50,7 @@ def main() -> int:
     subjects = options.subjects.split(",")
     try:
         _obtain(subjects)
-        enter_namespace(sys.argv[1:])
+        enter_namespace("bench.router", sys.argv[1:])
         default = QUICK if options.quick else tuple(scenario.name for scenario in SCENARIOS)
         chosen = options.scenarios.split(",") if options.scenarios else default
         with tempfile.TemporaryDirectory(prefix="duplex-bench-") as folder:

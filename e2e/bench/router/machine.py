@@ -21,8 +21,8 @@ class BenchError(Exception):
     """Something that the benchmark needs is missing. The message says what to do."""
 
 
-def enter_namespace(arguments: Sequence[str]) -> None:
-    """Start this program anew in a network namespace whose TCP is reno; return only where that has happened.
+def enter_namespace(module: str, arguments: Sequence[str]) -> None:
+    """Start `python -m module` anew in a network namespace whose TCP is reno; return only where that has happened.
 
     Some defaults (BBR) pace small writes on loopback, which stalls everything alike and measures the kernel.
     """
@@ -37,7 +37,7 @@ def enter_namespace(arguments: Sequence[str]) -> None:
         raise BenchError("a network namespace and real-time order need root: run it with sudo")
     if len(os.sched_getaffinity(0)) <= max(LOAD_CPU, ROUTER_CPU):
         raise BenchError("two CPUs are needed: one for the router, one for load and engines")
-    command = ["unshare", "--net", sys.executable, "-m", "bench.router", *arguments]
+    command = ["unshare", "--net", sys.executable, "-m", module, *arguments]
     os.execvpe(command[0], command, {**os.environ, _INSIDE: "1"})  # noqa: S606 - no shell on purpose
 
 

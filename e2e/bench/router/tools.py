@@ -98,7 +98,7 @@ def _uv() -> str:
     return program
 
 
-def _environment(name: str, packages: tuple[str, ...]) -> Path:
+def environment(name: str, packages: tuple[str, ...]) -> Path:
     """Return the folder of a virtual environment with these packages."""
     key = hashlib.sha256("\0".join((sys.version, *packages)).encode()).hexdigest()[:12]
     place = _folder() / f"{name}-{key}"
@@ -112,22 +112,21 @@ def _environment(name: str, packages: tuple[str, ...]) -> Path:
 
 def vllm_router() -> Path:
     """Return vllm-router, the Rust router of the vLLM project."""
-    return _environment("vllm-router", (f"vllm-router=={VLLM_ROUTER}",)) / "bin/vllm-router"
+    return environment("vllm-router", (f"vllm-router=={VLLM_ROUTER}",)) / "bin/vllm-router"
 
 
 def vllm_example() -> list[str]:
     """Return the command of vLLM's example proxy with reuse over turns, from vLLM's source distribution."""
-    python = _environment("vllm-example", _EXAMPLE_NEEDS) / "bin/python"
-    script = _folder() / f"vllm-{VLLM}" / Path(EXAMPLE).name
-    if not script.exists():
-        script.parent.mkdir(exist_ok=True)
-        content = _from_source_distribution(EXAMPLE)
-        script.write_bytes(content)
-    return [str(python), str(script)]
+    python = environment("vllm-example", _EXAMPLE_NEEDS) / "bin/python"
+    return [str(python), str(source_files(EXAMPLE) / EXAMPLE)]
 
 
-def _from_source_distribution(member: str) -> bytes:
-    """Return one file of vLLM's source distribution, found by way of uv, which knows where packages come from."""
+def source_files(*members: str) -> Path:
+    """Return a folder with these files of vLLM's source distribution, found by way of uv, which knows where it is."""
+    folder = _folder() / f"vllm-{VLLM}"
+    folder.mkdir(exist_ok=True)
+    if all((folder / member).exists() for member in members):
+        return folder
     wanted = _folder() / "vllm.in"
     wanted.write_text(f"vllm=={VLLM}\n")
     lock = _run([_uv(), "pip", "compile", "--quiet", "--no-deps", "--format", "pylock.toml", wanted], "finding vLLM")
@@ -140,12 +139,16 @@ def _from_source_distribution(member: str) -> bytes:
     archive.write_bytes(content)
     try:
         with tarfile.open(archive) as files:
-            found = files.extractfile(f"vllm-{VLLM}/{member}")
-            if found is None:
-                raise BenchError(f"vLLM {VLLM} has no {member}")
-            return found.read()
+            for member in members:
+                found = files.extractfile(f"vllm-{VLLM}/{member}")
+                if found is None:
+                    raise BenchError(f"vLLM {VLLM} has no {member}")
+                place = folder / member
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(found.read())
     finally:
         archive.unlink()
+    return folder
 
 
 @dataclass(frozen=True)
