@@ -7,6 +7,7 @@ from typing import Any, Final
 from duplex_connector.contract import Annotation, Label
 from duplex_operator.api import Reason
 from duplex_operator.api.pod_template import PREFLIGHT_CONTAINER
+from duplex_operator.plan.crashes import cause_of
 from duplex_operator.plan.observed import FIRST_TO_GO, TIME, KubeObject, Pod, Trouble
 
 _IMAGE_WAITS: Final = frozenset(
@@ -21,6 +22,8 @@ _IMAGE_WAITS: Final = frozenset(
 )
 _LAST_WORDS: Final = 600
 """Longest quotation of a container, in characters, from its end."""
+
+_OOM: Final = "OOMKilled"
 
 _GRAVITY: Final = (
     Reason.PREFLIGHT_FAILED,
@@ -132,10 +135,14 @@ def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
 def _last_words(name: str, restarts: int, ended: Mapping[str, Any]) -> str:
     why = ended.get("reason") or ""
     how = f"exit code {ended['exitCode']}" + (f", {why}" if why not in ("", "Error") else "")
-    words = str(ended.get("message") or "").strip()[-_LAST_WORDS:]
-    return f"container {name} ended ({how}, restarted {restarts} times)" + (
-        f"; its last words: {words}" if words else ""
-    )
+    ending = f"container {name} ended ({how}, restarted {restarts} times)"
+    if why == _OOM:
+        ending += "; it took more memory than its limit: raise limits.memory in the role's resources"
+    words = str(ended.get("message") or "").strip()
+    cause = cause_of(words) if name != PREFLIGHT_CONTAINER else None  # whose last line is cause and remedy itself
+    if cause is not None:
+        return f"{ending}: {cause.line}; {cause.remedy}"
+    return ending + (f"; its last words: {words[-_LAST_WORDS:]}" if words else "")
 
 
 def _started(status: Mapping[str, Any], main: Sequence[Any]) -> Trouble:
