@@ -210,30 +210,24 @@ async def test_the_rights_of_the_chart_are_enough_for_a_whole_life_and_all_are_u
         world.routers.broken = [pair]
 
         async def restarted() -> bool:
-            status = (await world.serving("chat"))["status"]
-            return "healing" in status and status["prefill"]["summary"] == "1/1"
+            now = (await kube_api.list(PODS, Selection(namespace, "duplex.dev/serving=chat"))).items
+            gone = pair["prefill"] not in {pod["metadata"]["name"] for pod in now}
+            return gone and "healing" in (await world.serving("chat"))["status"]
 
         await eventually(restarted)
         await world.rolled_out("chat")
         events = control_plane.kubectl("get", "events", "--namespace", namespace, "-o", "json").stdout
         reasons = {item["reason"] for item in json.loads(events)["items"]}
         assert {"Serving", "RolledOut"} <= reasons
-        table = control_plane.kubectl("get", "dsv", "--namespace", namespace).stdout.splitlines()
-        assert table[0].split() == [
-            "MODEL",
-            "PREFILL",
-            "DECODE",
-            "ROUTER",
-            "TRANSPORT",
-            "REUSE",
-            "HELD",
-            "READY",
-            "AGE",
-        ] or (
-            table[0].split()[1:]
-            == ["MODEL", "PREFILL", "DECODE", "ROUTER", "TRANSPORT", "REUSE", "HELD", "READY", "AGE"]
-        )
-        assert table[1].split()[1:6] == ["tiny", "1/1", "1/1", "1/1", "tcp"]
+        columns = ["MODEL", "PREFILL", "DECODE", "ROUTER", "TRANSPORT", "REUSE", "HELD", "READY", "AGE"]
+
+        async def shown() -> bool:
+            # Deployments tell of the new pod a little after it is there.
+            table = control_plane.kubectl("get", "dsv", "--namespace", namespace).stdout.splitlines()
+            assert table[0].split() == ["NAME", *columns]
+            return table[1].split()[1:6] == ["tiny", "1/1", "1/1", "1/1", "tcp"]
+
+        await eventually(shown)
     made = asked(control_plane, "duplex-operator")[before:]
     assert not [request for request in made if request.forbidden]
     used = {(request.group, request.resource, request.verb) for request in made}
