@@ -136,7 +136,7 @@ def failing_at(number: int, error: BaseException) -> Callable[[str, str, str], N
 
 
 def _without_owner(objects: dict[Any, Any]) -> dict[Any, Any]:
-    text = json.dumps(sorted((list(key), value) for key, value in objects.items()), default=str)
+    text = json.dumps(sorted((list(key), value) for key, value in objects.items()), default=str, sort_keys=True)
     return {"text": re.sub(r"uid-\d+", "uid", text)}
 
 
