@@ -75,7 +75,7 @@ def record(prefill: str, decode: str, endpoint: Endpoint, body: dict[str, Any]) 
     prefilled = exchange(prefill, endpoint, first)
     answer = read_prefill_answer(payload(prefilled))
     ttl = _TTL_SECONDS if request.tells_handle else 0
-    params = hand_off_to_decode(answer.hand_off, answer.own, ttl) if answer.hand_off is not None else None
+    params = hand_off_to_decode(answer, ttl, with_token_ids=False) if answer.hand_off is not None else None
     second = b"".join(request.decode_body(params))
     decoded = exchange(decode, endpoint, second)
     return {

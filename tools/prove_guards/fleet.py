@@ -103,7 +103,7 @@ MUTATIONS = (
         "queue",
         "engines are given turns without bound",
         f"{_TURN}/admission.py",
-        "if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, Role.DECODE)):",
+        "if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, _DECODE)):",
         "if False:",
         f"{_QUEUE}::test_turns_beyond_the_bound_wait_and_start_as_others_leave",
     ),

@@ -62,6 +62,10 @@ def entry_of(history: History, **changes: Any) -> Entry:
     return Entry(**{**given, **changes})
 
 
+def told(match: Match) -> tuple[Entry | None, int, str]:
+    return match.entry, match.depth, match.reason
+
+
 def anyone(_: Entry) -> str:
     return ""
 
@@ -100,14 +104,14 @@ def test_of_equal_matches_one_of_the_same_shape_wins_over_a_newer_one(ledger: Le
 
 def test_nothing_shared_is_no_match_and_no_reason(ledger: Ledger) -> None:
     ledger.add(entry_of(chat(ASK)))
-    assert ledger.match(chat(NEXT), TENANT, anyone) == Match()
+    assert told(ledger.match(chat(NEXT), TENANT, anyone)) == (None, 0, "")
 
 
 def test_another_tenants_entry_is_not_matched_even_if_the_digests_were_equal(ledger: Ledger) -> None:
     ledger.add(entry_of(chat(ASK)))
-    assert ledger.match(chat(ASK), b"other", anyone) == Match(reason="tenant")
+    assert told(ledger.match(chat(ASK), b"other", anyone)) == (None, 0, "tenant")
     ledger._by_tenant[b"other"] = ledger._by_tenant[TENANT]
-    assert ledger.match(chat(ASK), b"other", anyone) == Match(reason="tenant"), "the second guard"
+    assert told(ledger.match(chat(ASK), b"other", anyone)) == (None, 0, "tenant"), "the second guard"
 
 
 def test_an_entry_is_not_matched_within_the_margin_of_its_deadline(ledger: Ledger, clock: Clock) -> None:
@@ -116,7 +120,7 @@ def test_an_entry_is_not_matched_within_the_margin_of_its_deadline(ledger: Ledge
     clock.now = 193.9
     assert ledger.match(chat(ASK), TENANT, anyone).entry is entry
     clock.now = 194.0
-    assert ledger.match(chat(ASK), TENANT, anyone) == Match(reason="expired")
+    assert told(ledger.match(chat(ASK), TENANT, anyone)) == (None, 0, "expired")
     assert not ledger.start_pull(entry)
 
 
@@ -253,15 +257,15 @@ def test_a_miss_knows_what_became_of_the_handle(ledger: Ledger, end: Any, reason
     ledger.add(entry)
     end(ledger, entry)
     for history in (chat(ASK), chat(ASK, REPLY, NEXT), chat(ASK, {"role": "assistant", "content": "edited"}, NEXT)):
-        assert ledger.match(history, TENANT, anyone) == Match(reason=reason)
-    assert ledger.match(chat(REPLY), TENANT, anyone) == Match()
+        assert told(ledger.match(history, TENANT, anyone)) == (None, 0, reason)
+    assert told(ledger.match(chat(REPLY), TENANT, anyone)) == (None, 0, "")
 
 
 def test_a_lapsed_handle_is_told_as_expired(ledger: Ledger, clock: Clock) -> None:
     ledger.add(entry_of(chat(ASK)))
     clock.now = 200.0
     ledger.due()
-    assert ledger.match(chat(ASK), TENANT, anyone) == Match(reason="expired")
+    assert told(ledger.match(chat(ASK), TENANT, anyone)) == (None, 0, "expired")
 
 
 def test_fates_are_bounded_and_the_oldest_goes() -> None:

@@ -30,9 +30,13 @@ def test_the_miss_is_vllms_skeleton() -> None:
     }
 
 
-def test_an_offer_is_the_handle_with_threshold_and_keep() -> None:
-    fields = handle_fields(tokens=40, unknown_key={"x": [1]})
-    offered = json.loads(Handle(json.dumps(fields).encode()).offer(64))
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+@pytest.mark.parametrize("more", [{}, {"unknown_key": {"x": [1]}}])
+def test_an_offer_is_the_handle_with_threshold_and_keep(more: dict[str, Any], separators: tuple[str, str]) -> None:
+    fields = handle_fields(tokens=40, **more)
+    offered = json.loads(
+        Handle(json.dumps(fields, separators=separators).encode()).offer(64), object_pairs_hook=unrepeated
+    )
     assert offered.pop("duplex") == {**fields["duplex"], "threshold": 64, "keep": True}
     fields.pop("duplex")
     assert offered == fields
@@ -84,23 +88,47 @@ def test_a_release_asks_for_a_remote_prefill() -> None:
     assert released["remote_request_id"] == handle_fields()["remote_request_id"]
 
 
-def test_the_ttl_joins_what_prefill_said() -> None:
-    own = {"marks": [], "pulled": 5}
-    params = {"remote_request_id": "p", "duplex": own}
-    for separators in ((", ", ": "), (",", ":")):  # spelt so that it is found in place, and so that it is not
-        written, shown = (json.dumps(each, separators=separators).encode() for each in (params, own))
-        sent = json.loads(hand_off_to_decode(written, shown, 480))
-        assert sent == {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5, "ttl": 480}}
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5}},
+        {"remote_request_id": "p", "duplex": {"marks": [], "pulled": 5}, "a": {"b": 1}},
+        {"remote_request_id": "p", "duplex": {"pulled": 5, "more": {"duplex": {"a": 1}}}},
+        {"remote_request_id": "p", "duplex": {"pulled": 5, "ttl": 7, "keep": False}},
+        {"remote_request_id": "p", "duplex": {}},
+        {"remote_request_id": "p", "duplex": None, "a": 1},
+        {"duplex": {"pulled": 5}},
+    ],
+)
+def test_the_ttl_joins_what_prefill_said_wherever_it_is(params: dict[str, Any], separators: tuple[str, str]) -> None:
+    found = read_prefill_answer(answer(separators, kv_transfer_params=params))
+    sent = json.loads(hand_off_to_decode(found, 480, with_token_ids=True), object_pairs_hook=unrepeated)
+    assert sent == {**params, "duplex": {**(params["duplex"] or {}), "ttl": 480}}
+    assert (found.report.pulled if found.report is not None else 0) == (params["duplex"] or {}).get("pulled", 0)
 
 
-def test_prefills_token_ids_join_the_hand_off_and_replace_what_is_there() -> None:
-    for params in (b'{"a":1,"duplex":{"b":2}}', b'{"a":1,"prompt_token_ids":[9],"duplex":{"b":2}}', b'{ "a": 1}'):
-        sent = json.loads(hand_off_to_decode(params, b'{"b":2}' if b"b" in params else b"null", 5, b"[1,2]"))
-        assert (sent["a"], sent["prompt_token_ids"], sent["duplex"]["ttl"]) == (1, [1, 2], 5)
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    assert len(fields) == len(pairs)
+    return fields
 
 
-def test_stock_params_get_an_object_of_their_own() -> None:
-    assert json.loads(hand_off_to_decode(b'{"duplex":null,"a":1}', b"null", 0.5)) == {"a": 1, "duplex": {"ttl": 0.5}}
+@pytest.mark.parametrize("ids", [{}, {"prompt_token_ids": [9]}])
+def test_prefills_token_ids_join_the_hand_off_and_replace_what_is_there(ids: dict[str, Any]) -> None:
+    params = {"a": 1, **ids, "duplex": {"b": 2}}
+    found = read_prefill_answer(answer(kv_transfer_params=params, prompt_token_ids=[1, 2]))
+    sent = json.loads(hand_off_to_decode(found, 5, with_token_ids=True), object_pairs_hook=unrepeated)
+    assert (sent["a"], sent["prompt_token_ids"], sent["duplex"]["ttl"]) == (1, [1, 2], 5)
+    assert json.loads(hand_off_to_decode(found, 5, with_token_ids=False)).get("prompt_token_ids") != [1, 2]
+
+
+def test_params_that_do_not_stand_at_the_end_are_read_as_well() -> None:
+    nested = {"choices": [{"kv_transfer_params": {"a": 1}}], "usage": {"prompt_tokens": 3, "more": {"b": 1}}}
+    body = json.dumps(nested, separators=(",", ":")).encode()
+    assert (read_prefill_answer(body).hand_off, read_prefill_answer(body).prompt_tokens) == (None, 3)
+    body = json.dumps({"kv_transfer_params": {"a": 1}, **nested}, separators=(",", ":")).encode()
+    assert read_prefill_answer(body).hand_off == b'{"a":1}'
 
 
 def test_decode_alone_is_asked_to_hold() -> None:
@@ -121,9 +149,9 @@ def test_a_lease_message_names_a_model_that_nobody_serves() -> None:
     }
 
 
-def answer(**more: Any) -> bytes:
+def answer(separators: tuple[str, str] = (",", ":"), **more: Any) -> bytes:
     body = {"choices": [{"finish_reason": "length"}], "usage": {"prompt_tokens": 9}, "kv_transfer_params": None, **more}
-    return json.dumps(body).encode()
+    return json.dumps(body, separators=separators).encode()
 
 
 def test_a_prefill_answer() -> None:

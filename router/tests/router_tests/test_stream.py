@@ -12,9 +12,10 @@ from duplex_router.wire.heads import ResponseHead
 from duplex_router.wire.reply import Observer
 from duplex_router.wire.stream import StreamRelay
 
+from .handles import handle_fields
 from .splitting import cut
 
-HANDLE = {"remote_request_id": "chatcmpl-1", "remote_block_ids": [[1, 2, 3]], "duplex": {"marks": ["ab"]}}
+HANDLE = handle_fields(request="chatcmpl-1")
 
 
 def event(value: object) -> bytes:
@@ -68,6 +69,28 @@ def test_any_split_gives_the_same_clean_stream(data: st.DataObject) -> None:
     assert payload(out) == CLEAN
     assert json.loads(relay.observer.handle or b"") == HANDLE
     assert relay.observer.reply.text == "Hello \u00e4"
+
+
+NESTED = {"more": [{"kv_transfer_params": HANDLE}]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {**LAST, "usage": {"prompt_tokens": 1}},
+        {"kv_transfer_params": HANDLE, "choices": [], "usage": {"prompt_tokens": 1, "more": {"b": 1}}},
+        {**LAST, "kv_transfer_params": {"remote_request_id": "of no use"}},
+        {**NESTED, **LAST},
+        {"kv_transfer_params": HANDLE, **NESTED, "last": {"a": {}}},
+    ],
+)
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_a_handle_is_cut_out_wherever_it_stands(value: dict[str, object], separators: tuple[str, str]) -> None:
+    relay = relay_of()
+    out = relay.feed(chunk(b"data: " + json.dumps(value, separators=separators).encode() + b"\n\n"))
+    shown = json.loads(payload(out + LAST_CHUNK)[6:])
+    assert shown == {**value, "kv_transfer_params": None}
+    assert json.loads(relay.observer.handle or b"") == value["kv_transfer_params"]
 
 
 @given(st.data())

@@ -119,7 +119,7 @@ class Canary:
         request_id = f"canary-{secrets.token_hex(8)}".encode()
         request = parse_inference(Endpoint.CHAT, msgspec.json.encode(fields))
         lines = b"content-type: application/json\r\nx-request-id: %b\r\n" % request_id
-        subject = Subject(request, document, _TENANT, lines, request_id, revision)
+        subject = Subject(request, document, _TENANT, lines, request_id, revision=revision)
         turn = Turn(self._core, subject, listener)
         turn.start()
         try:

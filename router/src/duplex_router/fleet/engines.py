@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,8 +29,8 @@ def doubled(first: float, times: int, longest: float) -> float:
     return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), longest)
 
 
-@functools.lru_cache(maxsize=4096)
-def _address(host: str, port: int) -> bytes:
+def authority(host: str, port: int) -> bytes:
+    """Return what a Host header has."""
     return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
 
 
@@ -83,13 +82,10 @@ class Engine:
     """Unix time at which its process began, as it said when last asked."""
     boot_then: str = ""
     """The boot that its handles named at that time."""
+    address: bytes = b""
+    """The authority, as a Host header has it."""
     failed_with: set[str] = field(default_factory=set)
     """Partners with which transfers failed since the last one that worked."""
-
-    @property
-    def address(self) -> bytes:
-        """The engine's authority, as a Host header has it."""
-        return _address(self.host, self.port)
 
     def takes_legs(self) -> bool:
         """Tell whether new legs may go to it."""

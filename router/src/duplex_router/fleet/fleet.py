@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from duplex_connector.contract import Role
 
 from .choice import choose, decode_load
 from .document import FleetDocument, Revision
-from .engines import Endpoint, Engine, Membership, members_of
+from .engines import Endpoint, Engine, Membership, authority, members_of
 from .pairs import Pairs, Way
+
+_DECODE: Final = Role.DECODE
 
 
 @dataclass(slots=True)
@@ -36,7 +39,9 @@ class Fleet:
         self._clock = clock
         self._on_gone = on_gone
         self._held_tokens = held_tokens
-        self._ready: dict[tuple[str, Role], list[Engine]] = {}
+        self._prefills: dict[str, list[Engine]] = {}
+        self._decodes: dict[str, list[Engine]] = {}
+        """By revision, those that take new legs."""
         self.pairs = Pairs(clock)
         self._services: Membership = {}
         self._shares: dict[str, _Share] = {}
@@ -78,6 +83,7 @@ class Fleet:
             if engine is None or (engine.role, engine.revision) != (role, revision):
                 engine = _engine(revision, role, endpoint)
             engine.host, engine.port, engine.tls = endpoint.host, endpoint.port, endpoint.tls
+            engine.address = authority(endpoint.host, endpoint.port)
             was_ready, engine.ready, engine.serving = engine.ready, endpoint.ready, endpoint.serving
             engine.draining = endpoint.pod in draining or endpoint.key in draining
             if endpoint.ready and not (was_ready and endpoint.key in self.engines):
@@ -85,11 +91,11 @@ class Fleet:
             found[endpoint.key] = engine
         gone = [engine for key, engine in self.engines.items() if key not in found]
         self.engines = found
-        ready: dict[tuple[str, Role], list[Engine]] = {}
+        self._prefills, self._decodes = {}, {}
         for engine in found.values():
             if engine.takes_legs():
-                ready.setdefault((engine.revision, engine.role), []).append(engine)
-        self._ready = ready
+                ready = self._decodes if engine.role is _DECODE else self._prefills
+                ready.setdefault(engine.revision, []).append(engine)
         for engine in gone:
             self.pairs.forget(engine.key)
             self._on_gone(engine)
@@ -137,11 +143,11 @@ class Fleet:
 
     def ready(self, revision: str, role: Role) -> list[Engine]:
         """Return those that take new legs now."""
-        return self._ready.get((revision, role), [])
+        return (self._decodes if role is _DECODE else self._prefills).get(revision, [])
 
     def complete(self, revision: str) -> bool:
         """Tell whether a revision has a ready engine of each role: only then it takes new conversations."""
-        return bool(self.ready(revision, Role.PREFILL)) and bool(self.ready(revision, Role.DECODE))
+        return revision in self._prefills and revision in self._decodes
 
     def pick_revision(self, preferred: str = "") -> str | None:
         """Pick where a turn runs: its conversation's revision while that is complete, else one by weight."""
@@ -180,7 +186,7 @@ class Fleet:
         `tokens`: about how many the prompt has. `holder`: the decode engine that it shall pull from; where pairs are
         broken, an engine is chosen that can, and that some decode engine can read from.
         """
-        ready = self._ready.get((revision, Role.PREFILL))
+        ready = self._prefills.get(revision)
         if not ready:
             return None
         now = self._clock()
@@ -198,13 +204,13 @@ class Fleet:
         """Tell whether a prefill engine can pull from the holder, if there is one, and be read by a decode engine."""
         if holder and not self.pairs.usable(prefill.key, holder):
             return False
-        return any(self.pairs.usable(prefill.key, each.key) for each in self.ready(prefill.revision, Role.DECODE))
+        return any(self.pairs.usable(prefill.key, each.key) for each in self.ready(prefill.revision, _DECODE))
 
     def pick_decode(
         self, revision: str, last: str = "", avoid: Collection[str] = (), *, prefill: str = ""
     ) -> Engine | None:
         """Pick a decode engine by its streams and the tokens it holds; one that can read from the engine `prefill`."""
-        ready = self._ready.get((revision, Role.DECODE))
+        ready = self._decodes.get(revision)
         if not ready:
             return None
         now = self._clock()

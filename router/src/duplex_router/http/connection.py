@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from enum import Enum, auto
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 from duplex_router.turn.core import JSON_TYPE
 from duplex_router.wire.api_errors import error_body
@@ -75,13 +74,13 @@ class Application(Protocol):
         ...
 
 
-class State(Enum):
+class State:
     """Where a connection is."""
 
-    HEAD = auto()
-    BODY = auto()
-    BUSY = auto()
-    CLOSED = auto()
+    HEAD: Final = 0
+    BODY: Final = 1
+    BUSY: Final = 2
+    CLOSED: Final = 3
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -92,17 +91,18 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_app", "_body", "_body_size", "_buffer", "_dechunk", "_ends", "_head", "_keep_alive", "_parts", "_reader",
-        "_state", "_stream_head", "_transport", "_unread", "_work", "_write_paused", "deadline",
+        "_app", "_body", "_body_size", "_buffer", "_dechunk", "_ends", "_head", "_keep_alive", "_last_head",
+        "_parts", "_reader", "_state", "_stream_head", "_transport", "_unread", "_work", "_write_paused", "deadline",
     )  # fmt: skip
 
     def __init__(self, app: Application) -> None:
         self._app = app
         self._transport: asyncio.Transport | None = None
-        self._state = State.HEAD
+        self._state: int = State.HEAD
         self._buffer = b""
         """An incomplete head."""
         self._head: RequestHead | None = None
+        self._last_head: RequestHead | None = None
         self._body = _NOTHING
         """The body's memory, where its length is known and not all of it came with the head."""
         self._body_size = 0
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
-        if self._state is State.CLOSED:
+        if self._state == State.CLOSED:
             return
         try:
             if self._body:
@@ -167,7 +167,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """See asyncio."""
         self._write_paused = False
-        if self._state is State.BUSY:
+        if self._state == State.BUSY:
             self.deadline = math.inf
         if self._work is not None:
             self._work.resume()
@@ -175,9 +175,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- requests
 
     def _take(self, data: bytes) -> None:
-        if self._state is State.HEAD:
+        if self._state == State.HEAD:
             self._take_head(self._buffer + data if self._buffer else data)
-        elif self._state is State.BODY:
+        elif self._state == State.BODY:
             self._feed_body(data)
         else:
             self._drop(data)
@@ -211,7 +211,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.deadline = min(self.deadline, self._app.clock() + self._app.settings.head_seconds)
             return
         end += len(HEAD_END)
-        self._start_request(parse_request_head(data[:end]), data[end:])
+        head = self._last_head = parse_request_head(data[:end], self._last_head)
+        self._start_request(head, data[end:])
 
     def _start_request(self, head: RequestHead, rest: bytes) -> None:
         """Begin to read a body, of which `rest` came with the head; serve the request if that is all."""
@@ -288,14 +289,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._state = State.BUSY
         self.deadline = math.inf
         work = self._app.serve(head, body, self)
-        if self._state is State.BUSY:  # not answered yet
+        if self._state == State.BUSY:  # not answered yet
             self._work = work
 
     # -- answers
 
     def respond(self, status: int, headers: Headers, body: bytes, *, linger: bool = False) -> None:
         """See `Client`. `linger`: the request was not read to its end, and closing must not turn into a reset."""
-        if self._transport is None or self._state is State.CLOSED:
+        if self._transport is None or self._state == State.CLOSED:
             return
         length = b"" if status == HTTPStatus.NO_CONTENT else b"content-length: %d\r\n" % len(body)
         bodiless = self._head is not None and self._head.method == b"HEAD"
@@ -310,7 +311,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def start(self, status: int, headers: Headers) -> None:
         """See `Client`. A client that speaks HTTP/1.0 gets the body unframed, to the connection's end."""
-        if self._transport is None or self._state is State.CLOSED:
+        if self._transport is None or self._state == State.CLOSED:
             return
         framing = b"transfer-encoding: chunked\r\n"
         if self._head is not None and self._head.version == b"1.0":
@@ -321,7 +322,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """See `Client`."""
-        if self._transport is None or self._state is State.CLOSED:
+        if self._transport is None or self._state == State.CLOSED:
             return
         if self._dechunk is not None:
             data = self._dechunk.feed(data)
@@ -358,7 +359,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _refuse(self, error: RequestError) -> None:
         if error.close:
             self._keep_alive = False
-        unread = error.close and self._state is not State.BUSY
+        unread = error.close and self._state != State.BUSY
         path = self._head.path if self._head is not None else b""
         body = error_body(error.status, error.message, param=error.param, path=path)
         self.respond(error.status, [JSON_TYPE, *error.headers], body, linger=unread)
@@ -388,9 +389,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if now < self.deadline:
             return
         self.deadline = math.inf
-        if self._state is State.BODY or (self._state is State.HEAD and self._buffer):
+        if self._state == State.BODY or (self._state == State.HEAD and self._buffer):
             self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time.", close=True))
-        elif self._state is State.CLOSED:
+        elif self._state == State.CLOSED:
             self._end_lingering(now)
         elif self._write_paused and self._transport is not None:
             self._transport.abort()
@@ -412,5 +413,5 @@ class ClientConnection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Take no further request; close once the present one is answered."""
         self._keep_alive = False
-        if self._state is State.HEAD and not self._buffer:
+        if self._state == State.HEAD and not self._buffer:
             self._close()

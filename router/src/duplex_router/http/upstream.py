@@ -7,13 +7,12 @@ import logging
 import math
 import ssl
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from duplex_router.fleet.engines import Engine
-from duplex_router.turn.legs import Failure, Receiver
+from duplex_router.turn.legs import OK, Failure, Receiver
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.fields import Piece
+from duplex_router.wire.fields import Piece, Value
 from duplex_router.wire.heads import HEAD_END, parse_response_head
 
 from .credentials import Credentials
@@ -25,8 +24,22 @@ IDLE_SECONDS = 4.0
 
 CONNECT_SECONDS = 5.0
 MAX_HEAD_BYTES = 64 * 1024
-JOIN_BELOW_BYTES = 64 * 1024
-"""Smaller messages are one write; larger ones are handed over in pieces, without a copy."""
+JOIN_BELOW_BYTES = 16 * 1024
+
+
+def _joined(pieces: list[Value]) -> list[Piece]:
+    """Return the pieces of a message to be written: small ones in one, and large ones as they are, without a copy."""
+    message: list[Piece] = []
+    small: list[Value] = []
+    for piece in pieces:
+        if len(piece) < JOIN_BELOW_BYTES:
+            small.append(piece)
+        else:
+            message += [b"".join(small), memoryview(piece)]
+            small = []
+    if small:
+        message.append(b"".join(small))
+    return message
 
 
 class UpstreamExchange:
@@ -94,7 +107,7 @@ class UpstreamExchange:
         except WireError:
             self._break()
             return
-        if answer.status < HTTPStatus.OK:  # an interim answer: the final one follows (RFC 9110, 15.2)
+        if answer.status < OK:  # an interim answer: the final one follows (RFC 9110, 15.2)
             self._head = b""
             if rest:
                 self.data(rest)
@@ -274,7 +287,7 @@ class Pool:
         engine: Engine,
         path: bytes,
         headers: bytes,
-        body: list[Piece],
+        body: list[Value],
         receiver: Receiver,
         *,
         seconds: float,
@@ -282,11 +295,12 @@ class Pool:
         method: bytes = b"POST",
     ) -> UpstreamExchange:
         """See `Transport`."""
-        length = sum(map(len, body))
-        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n" % (
-            method, path, engine.address, self._credentials.engine_line, headers, length
-        )  # fmt: skip
-        message: list[Piece] = [b"".join([head, *body])] if length < JOIN_BELOW_BYTES else [head, *body]
+        length = 0
+        for piece in body:
+            length += len(piece)
+        key = self._credentials.engine_line
+        head = [method, b" ", path, b" HTTP/1.1\r\nhost: ", engine.address, b"\r\n", key, headers]
+        message = _joined([*head, b"content-length: %d\r\n\r\n" % length, *body])
         exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
         self.active.add(exchange)
         idle = self._idle.setdefault(engine.address, [])

@@ -18,6 +18,7 @@ from duplex_router.wire.fields import Fields
 from duplex_router.wire.reply import Reply
 
 _QUOTE = ord('"')
+_BACKSLASH = ord("\\")
 _ROLE_AND_CONTENT = {"role", "content"}
 _LONE_TEXT = {"type", "text"}
 ASSISTANT = "assistant"
@@ -64,11 +65,16 @@ def text_bytes(raw: Raw) -> bytes:
     text has one spelling. Raises msgspec.DecodeError or UnicodeDecodeError where it is no text.
     """
     text = bytes(raw)
-    if text[:1] != b'"' or text[-1:] != b'"' or b"\\u" in text or b"\\/" in text:
+    if text[:1] != b'"' or text[-1:] != b'"' or _is_spelt_otherwise(text):
         return escaped(_decode_text(raw))
     if not text.isascii():
         text.decode()
     return text[1:-1]
+
+
+def _is_spelt_otherwise(text: bytes) -> bool:
+    """Tell whether something may be escaped that need not be."""
+    return _BACKSLASH in text and (text.find(b"\\u") >= 0 or text.find(b"\\/") >= 0)
 
 
 def escaped(text: str) -> bytes:

@@ -6,6 +6,8 @@ tenant's own conversations; they need not withstand attack.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import xxhash
 
 STRIDE_BYTES = 256
@@ -59,6 +61,15 @@ class Chain:
         """End the present part, with a mark."""
         self.state.update(_END)
         self.marks.append(self.state.digest())
+
+    def add_parts(self, parts: Iterable[bytes]) -> list[int]:
+        """Take whole parts, and return how many marks there are after each."""
+        ends: list[int] = []
+        for part in parts:
+            self.add(part)
+            self.close()
+            ends.append(len(self.marks))
+        return ends
 
     def copy(self) -> Chain:
         """Return a chain that goes its own way from here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import xxhash
@@ -54,30 +54,21 @@ class History(Protocol):
 class Conversation:
     """A history of parts, such as messages, each in canonical form; `length` counts them.
 
-    `prelude`: what a template renders before all of them. `form`: the parts that an engine's reply comes back as.
+    `chain`: with all of them, and what a template renders before them; `ends`: where in its marks each part ends.
+    `form`: the parts that an engine's reply comes back as.
     """
 
     __slots__ = ("_chain", "_ends", "_form", "content", "length", "marks", "shape", "whole")
 
     def __init__(
         self,
-        prelude: Iterable[bytes],
-        parts: Iterable[bytes],
-        seed: bytes,
+        chain: Chain,
+        ends: list[int],
         shape: bytes,
         form: Callable[[Reply], list[bytes]],
         *,
         content: Content,
     ) -> None:
-        chain = Chain(seed)
-        for part in prelude:
-            chain.add(part)
-            chain.close()
-        ends: list[int] = []
-        for part in parts:
-            chain.add(part)
-            chain.close()
-            ends.append(len(chain.marks))
         self._chain, self._ends, self._form = chain, ends, form
         self.content = content
         self.shape = shape
@@ -92,9 +83,7 @@ class Conversation:
     def continued(self, reply: Reply) -> list[bytes]:
         """See `History`."""
         chain = self._chain.copy()
-        for part in self._form(reply):
-            chain.add(part)
-            chain.close()
+        chain.add_parts(self._form(reply))
         return chain.marks
 
     def parts(self, depth: int) -> int:

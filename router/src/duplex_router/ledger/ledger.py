@@ -7,9 +7,7 @@ live, so every hold has an owner here until it is released, lapses, or its engin
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from duplex_router.wire.params import Handle
@@ -17,6 +15,7 @@ from duplex_router.wire.params import Handle
 from .budget import EngineHolds
 from .fates import TENANT, Fate, Fates
 from .history import History
+from .marks import Marks
 from .returns import Kind, Returns
 from .timetable import Timetable
 
@@ -34,7 +33,6 @@ WORTH_SAMPLE = 64
 """Of how many holds about the worth of all that an engine holds is told: a look must not hold turns up."""
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """One handle and what is known of its hold.
 
@@ -48,51 +46,72 @@ class Entry:
     `published`: other routers may have found it in a shared ledger.
     """
 
-    handle: Handle
-    engine: str
-    revision: str
-    tenant: bytes
-    marks: list[bytes]
-    depth: int
-    whole: bytes
-    length: int
-    created: float
-    deadline: float
-    shape: bytes = b""
-    tokens_known: tuple[tuple[int, int], ...] = ()
-    margin: float = EXPIRY_MARGIN_SECONDS
-    prefill: str = ""
-    kind: Kind = Kind.FIRST
-    saves: float = 1.0
-    used: float = field(default=-math.inf)
-    pulls: int = 0
-    turns: int = 0
-    retired: bool = False
-    published: bool = False
+    __slots__ = (
+        "created", "deadline", "depth", "engine", "handle", "kind", "length", "margin", "marks", "prefill",
+        "published", "pulls", "retired", "revision", "saves", "shape", "tenant", "tokens_known", "turns", "used",
+        "whole",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        """Count from its making until it is used."""
-        self.used = max(self.used, self.created)
+    def __init__(
+        self,
+        *,
+        handle: Handle,
+        engine: str,
+        revision: str,
+        tenant: bytes,
+        marks: list[bytes],
+        depth: int,
+        whole: bytes,
+        length: int,
+        created: float,
+        deadline: float,
+        shape: bytes = b"",
+        tokens_known: tuple[tuple[int, int], ...] = (),
+        margin: float = EXPIRY_MARGIN_SECONDS,
+        prefill: str = "",
+        kind: Kind = Kind.FIRST,
+        saves: float = 1.0,
+    ) -> None:
+        self.handle = handle
+        self.engine = engine
+        self.revision = revision
+        self.tenant = tenant
+        self.marks = marks
+        self.depth = depth
+        self.whole = whole
+        self.length = length
+        self.created = created
+        self.deadline = deadline
+        self.shape = shape
+        self.tokens_known = tokens_known
+        self.margin = margin
+        self.prefill = prefill
+        self.kind = kind
+        self.saves = saves
+        self.used = created
+        self.pulls = 0
+        self.turns = 0
+        self.retired = False
+        self.published = False
 
     def usable_until(self) -> float:
         """Return the last moment at which a pull may be asked for."""
         return self.deadline - self.margin
 
 
-@dataclass(slots=True)
 class Match:
     """The handle that shares most history with a request: its first `depth` marks. `reason`: why there is none."""
 
-    entry: Entry | None = None
-    depth: int = 0
-    reason: str = ""
+    __slots__ = ("depth", "entry", "reason")
+
+    def __init__(self, entry: Entry | None = None, depth: int = 0, reason: str = "") -> None:
+        self.entry = entry
+        self.depth = depth
+        self.reason = reason
 
 
 Usable = Callable[[Entry], str]
 """Says why an entry must not be offered now; empty where it may."""
-
-_Index = dict[bytes, dict[Entry, None]]
-"""One tenant's entries by mark, the newest last."""
 
 
 class Ledger:
@@ -100,7 +119,7 @@ class Ledger:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._by_tenant: dict[bytes, _Index] = {}
+        self._by_tenant: dict[bytes, Marks[Entry]] = {}
         self._by_engine: dict[str, EngineHolds[Entry]] = {}
         self._boots: dict[str, str] = {}
         self._to_release: list[Entry] = []
@@ -148,8 +167,7 @@ class Ledger:
         if self._boots.get(entry.engine, entry.handle.boot) != entry.handle.boot:
             self.forget_engine(entry.engine, Fate.BOOT)
         self._boots[entry.engine] = entry.handle.boot
-        index = self._by_tenant.setdefault(entry.tenant, {})
-        self._retire_equals(entry, index)
+        self._retire_equals(entry)
         holds = self._by_engine.get(entry.engine)
         if holds is None:
             holds = self._by_engine[entry.engine] = EngineHolds(self._worth)
@@ -157,16 +175,15 @@ class Ledger:
         holds.add(entry, entry.tenant, entry.handle.tokens, now)
         self.looks.put(entry, (now + entry.deadline) / 2)
         self.tokens += entry.handle.tokens
-        index = self._by_tenant.setdefault(entry.tenant, index)
-        for mark in entry.marks:
-            index.setdefault(mark, {})[entry] = None
+        self._index(entry)
         self._note(entry, Fate.HELD)
 
-    def _retire_equals(self, entry: Entry, index: _Index) -> None:
+    def _retire_equals(self, entry: Entry) -> None:
         """Retire older entries that hold the very same: one of them is as good as all."""
-        same = index.get(entry.marks[-1], {}) if entry.marks else {}
-        older = [each for _, each in zip(range(MAX_CANDIDATES), reversed(same), strict=False)]
-        for each in older:
+        index = self._by_tenant.get(entry.tenant)
+        if index is None or not entry.marks:
+            return
+        for each in index.newest(entry.marks[-1], MAX_CANDIDATES):
             if len(each.marks) == len(entry.marks) and (each.whole, each.shape) == (entry.whole, entry.shape):
                 self.retire(each, Fate.REPLACED)
 
@@ -177,17 +194,18 @@ class Ledger:
     def match(self, history: History, tenant: bytes, usable: Usable) -> Match:
         """Find the deepest usable match, of equals one of the same shape, of those the newest."""
         now = self._clock()
-        index, marks = self._by_tenant.get(tenant, {}), history.marks
-        # Who has a mark has all before it, so the deepest known one can be searched by halving.
-        deepest = bisect_left(range(len(marks)), True, key=lambda position: marks[position] not in index)
+        index, marks = self._by_tenant.get(tenant), history.marks
+        if index is None:
+            return Match(reason=self._fates.why(marks, tenant))
+        deepest = index.known(marks)
         reason, seen = "", 0
         for depth in range(deepest, 0, -1):
-            found = index[marks[depth - 1]]
-            if len(found) == seen:
+            count = index.count(marks[depth - 1])
+            if count == seen:
                 continue  # the same entries as one mark deeper
-            seen = len(found)
+            seen = count
             best: Entry | None = None
-            for _, entry in zip(range(MAX_CANDIDATES), reversed(found), strict=False):
+            for entry in index.newest(marks[depth - 1], MAX_CANDIDATES):
                 why = self._why_not(entry, tenant, now) or usable(entry)
                 if why:
                     reason = reason or why
@@ -211,7 +229,8 @@ class Ledger:
 
     def shared(self, history: History, depth: int, tenant: bytes) -> bool:
         """Tell whether more than one of a tenant's entries has the first `depth` marks of this history."""
-        return len(self._by_tenant.get(tenant, {}).get(history.marks[depth - 1], ())) > 1
+        index = self._by_tenant.get(tenant)
+        return index is not None and index.count(history.marks[depth - 1]) > 1
 
     def take(self, entry: Entry, fate: Fate) -> None:
         """Remove an entry whose handle is about to be used up or whose hold is gone: nothing is released."""
@@ -230,16 +249,19 @@ class Ledger:
             self._unindex(entry)
             self._note(entry, fate)
 
+    def _index(self, entry: Entry) -> None:
+        index = self._by_tenant.get(entry.tenant)
+        if index is None:
+            index = self._by_tenant[entry.tenant] = Marks()
+        index.add(entry.marks, entry)
+
     def _unindex(self, entry: Entry) -> None:
-        index = self._by_tenant.get(entry.tenant, {})
-        for mark in entry.marks:
-            found = index.get(mark)
-            if found is not None:
-                found.pop(entry, None)
-                if not found:
-                    del index[mark]
-        if not index:
-            self._by_tenant.pop(entry.tenant, None)
+        index = self._by_tenant.get(entry.tenant)
+        if index is None:
+            return
+        index.remove(entry.marks, entry)
+        if not len(index):
+            del self._by_tenant[entry.tenant]
 
     def retire(self, entry: Entry, fate: Fate) -> None:
         """Say that an entry is of no more use: it is not offered again, and released once no pull of it runs."""
@@ -251,22 +273,20 @@ class Ledger:
         self._release_if_free(entry)
 
     def _holds(self, entry: Entry) -> bool:
-        return entry in self._by_engine.get(entry.engine, ())
+        holds = self._by_engine.get(entry.engine)
+        return holds is not None and entry in holds
 
     def use(self, entry: Entry) -> None:
-        """Say that a turn comes from an entry: its conversation has returned."""
+        """Say that a turn comes from an entry: its conversation has returned; `settle` follows when it is over."""
         now = self._clock()
         self.returns.learn(entry.tenant, entry.kind, now - entry.used, now, returned=True)
         entry.used = now
         if self._holds(entry):
-            self._by_engine[entry.engine].changed(entry, now)
             self.looks.put(entry, now)
 
     def saved(self, entry: Entry, tokens: int) -> None:
         """Say how many tokens a turn that shares all of an entry's prompt pulled: what the next one may pull."""
         entry.saves = (entry.saves + min(tokens / max(entry.handle.tokens, 1), 1.0)) / 2
-        if self._holds(entry):
-            self._by_engine[entry.engine].changed(entry, self._clock())
 
     def likely(self, entry: Entry, seconds: float) -> float:
         """Return the chance that an entry's conversation returns within so many seconds from now."""
@@ -304,9 +324,7 @@ class Ledger:
         It is given back once no turn came from it and no pull of it runs.
         """
         self._borrowed.add(entry)
-        index = self._by_tenant.setdefault(entry.tenant, {})
-        for mark in entry.marks:
-            index.setdefault(mark, {})[entry] = None
+        self._index(entry)
 
     def stop_lending(self, entry: Entry) -> None:
         """Let no further match find a borrowed entry: its owner may end it once the present turn has read it."""
@@ -314,10 +332,18 @@ class Ledger:
         self.settle(entry)
 
     def settle(self, entry: Entry) -> None:
-        """Give a borrowed entry back where nothing here needs it any more; to be called when a turn has ended."""
-        if entry in self._borrowed and entry.pulls == 0 and entry.turns == 0:
-            self._borrowed.remove(entry)
-            self._to_give_back.append(entry)
+        """See to an entry of which a turn or a pull has ended: what it is worth now, where turns have spared it so far.
+
+        A borrowed one is given back where nothing here needs it any more.
+        """
+        if entry.turns:
+            return
+        if entry in self._borrowed:
+            if entry.pulls == 0:
+                self._borrowed.remove(entry)
+                self._to_give_back.append(entry)
+        elif self._holds(entry):
+            self._by_engine[entry.engine].changed(entry, self._clock())
 
     def due_returns(self) -> list[Entry]:
         """Return, once, the borrowed entries to be given back; the retired ones have something newer in their place."""
@@ -381,12 +407,14 @@ def _is_spared(entry: Entry) -> bool:
     return entry.turns > 0 or entry.retired
 
 
-@dataclass(slots=True)
 class Boundary:
     """How many tokens of a former prompt are surely those of a request, for engines that prove nothing."""
 
-    tokens: int = 0
-    reason: str = ""
+    __slots__ = ("reason", "tokens")
+
+    def __init__(self, tokens: int = 0, reason: str = "") -> None:
+        self.tokens = tokens
+        self.reason = reason
 
 
 def unproved_tokens(ledger: Ledger, match: Match, history: History) -> Boundary:

@@ -8,6 +8,8 @@ whatever may decide the prompt, and its messages are compared exactly.
 from __future__ import annotations
 
 import array
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Annotated, Protocol
@@ -21,7 +23,9 @@ from duplex_router.wire.fields import Fields
 from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
 
+from .beginnings import LONG_BYTES, Beginnings
 from .canonical import canonical_json, message_bytes, reply_message, text_bytes
+from .chain import Chain
 from .content import Content, content_of
 from .history import ID_BYTES, Conversation, History, PlainPrompt
 from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
@@ -104,6 +108,7 @@ _FORMS: dict[Endpoint, tuple[PartForm, ReplyForm]] = {
     Endpoint.MESSAGES: (blocks_bytes, reply_message),
 }
 _decode_messages = msgspec.json.Decoder(Annotated[list[Fields], msgspec.Meta(min_length=1)]).decode
+_beginnings = Beginnings()
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
@@ -119,8 +124,7 @@ def read_history(request: Inference, *, proved: bool) -> History | None:
         if request.endpoint is Endpoint.COMPLETIONS and "prompt_embeds" in request.fields:
             return None
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is missing.", param=name)
-    apart = PRELUDE_FIELDS if proved else ()
-    shape = _digest_of(request, sorted(request.fields.keys() - NEUTRAL_FIELDS - set(apart)))
+    shape = _digest_of(request, _shaping_fields(tuple(request.fields), proved=proved))
     seed = _digest_of(request, SEEDING_FIELDS) if proved else shape
     try:
         return _read(request, raw, seed, shape, proved=proved)
@@ -132,14 +136,24 @@ def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bo
     if request.endpoint is Endpoint.COMPLETIONS:
         return _prompt(raw, seed, shape)
     if request.endpoint is Endpoint.RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
-        messages = [{"role": Raw(b'"user"'), "content": raw}]  # a text is one message of the user's
-    else:
-        messages = _decode_messages(raw)
+        raw = Raw(b'[{"role":"user","content":%b}]' % bytes(raw))  # a text is one message of the user's
     form, reply_form = _FORMS[request.endpoint]
-    parts = [part for part in (form(message, exact=not proved) for message in messages) if part]
-    if proved:
-        return Conversation(_prelude(request), parts, seed, shape, reply_form, content=Content.UNPROBED)
-    return Conversation([], parts, seed, shape, reply_form, content=content_of(parts))
+    if not proved:
+        parts = _parts(raw, form, exact=True)
+        chain = Chain(seed)
+        return Conversation(chain, chain.add_parts(parts), shape, reply_form, content=content_of(parts))
+    chain, before = _after_prelude(request, seed)
+    if len(raw) > LONG_BYTES:
+        chain, ends = _beginnings.read(memoryview(raw), before, chain, lambda rest: _parts(rest, form, exact=False))
+    else:
+        ends = chain.add_parts(_parts(raw, form, exact=False))
+    return Conversation(chain, ends, shape, reply_form, content=Content.UNPROBED)
+
+
+def _parts(array: Raw | bytes, form: PartForm, *, exact: bool) -> list[bytes]:
+    """Return the canonical forms of an array's messages or items; see `PartForm`."""
+    found = [form(message, exact=exact) for message in _decode_messages(array)]
+    return [part for part in found if part]
 
 
 def _value(request: Inference, name: str) -> object:
@@ -151,7 +165,39 @@ def _value(request: Inference, name: str) -> object:
     return system_without_stamp(value) if name == "system" else without_cache_control(value)
 
 
+@functools.lru_cache(maxsize=1024)
+def _shaping_fields(names: tuple[str, ...], *, proved: bool) -> tuple[str, ...]:
+    """Return those of a request's fields that may decide its prompt besides what the chain itself covers, in order."""
+    return tuple(sorted(set(names) - NEUTRAL_FIELDS - set(PRELUDE_FIELDS if proved else ())))
+
+
+_digests: dict[tuple[str | bytes, ...], bytes] = {}
+"""Of fields' values as they were written. Clients choose them, so only so many are kept, and no long ones."""
+
+MAX_KNOWN_DIGESTS = 1024
+MAX_KNOWN_VALUE_BYTES = 1024
+
+
 def _digest_of(request: Inference, names: Iterable[str]) -> bytes:
+    key: list[str | bytes] = [request.endpoint]
+    size = 0
+    for name in names:
+        raw = request.fields.get(name)
+        if raw is not None:
+            key += (name, bytes(raw))
+            size += len(raw)
+    if size > MAX_KNOWN_VALUE_BYTES:
+        return _new_digest(request, names)
+    known = tuple(key)
+    digest = _digests.get(known)
+    if digest is None:
+        if len(_digests) >= MAX_KNOWN_DIGESTS:
+            _digests.clear()
+        digest = _digests[known] = _new_digest(request, names)
+    return digest
+
+
+def _new_digest(request: Inference, names: Iterable[str]) -> bytes:
     state = xxhash.xxh3_128(request.endpoint.encode())
     for name in names:
         value = _value(request, name)
@@ -160,14 +206,33 @@ def _digest_of(request: Inference, names: Iterable[str]) -> bytes:
     return state.digest()
 
 
-def _prelude(request: Inference) -> list[bytes]:
-    """Return tools, one by one, and what else stands before all messages."""
-    found: list[bytes] = []
-    for name in PRELUDE_FIELDS:
-        value = _value(request, name)
-        if value is not None:
-            found += map(canonical_json, value if isinstance(value, list) else [value])
-    return found
+_preludes: OrderedDict[bytes, Chain] = OrderedDict()
+"""Chains with what stands before all messages, by the digest of it as it was written: turns repeat it."""
+
+MAX_PRELUDES = 256
+
+
+def _after_prelude(request: Inference, seed: bytes) -> tuple[Chain, bytes]:
+    """Return a chain with tools, one by one, and what else stands before all messages; and what names it."""
+    given = [name for name in PRELUDE_FIELDS if name in request.fields]
+    if not given:
+        return Chain(seed), seed
+    state = xxhash.xxh3_128(seed)
+    for name in given:
+        state.update(b"\0" + name.encode() + b"\0")
+        state.update(request.fields[name])
+    before = state.digest()
+    known = _preludes.get(before)
+    if known is None:
+        known = Chain(seed)
+        for name in given:
+            value = _value(request, name)
+            if value is not None:
+                known.add_parts(map(canonical_json, value if isinstance(value, list) else [value]))
+        _preludes[before] = known
+        if len(_preludes) > MAX_PRELUDES:
+            _preludes.popitem(last=False)
+    return known.copy(), before
 
 
 def _prompt(raw: Raw, seed: bytes, shape: bytes) -> PlainPrompt | None:

@@ -29,6 +29,8 @@ _OPEN_SPAN_SECONDS = 4096.0
 class Kind(IntEnum):
     """What is known of a turn when it ends: the first of a conversation, a later one, or one that called tools."""
 
+    __hash__ = int.__hash__  # an Enum's own is slow, and these are keys
+
     FIRST = 0
     LATER = 1
     CALLS = 2

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 from duplex_connector.contract import Role
 from duplex_router.fleet.fleet import Fleet
@@ -21,6 +21,8 @@ from .counters import Counters
 
 LONGEST_RETRY_AFTER_SECONDS = 30
 _NEWEST_WAIT_WEIGHT = 0.2
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +51,18 @@ class Waiting(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
 class Ticket:
     """One turn's place. `tokens`: of its prompt, as long as prefill has not answered."""
 
-    revision: str
-    tenant: bytes
-    tokens: int
-    owner: Waiting
-    since: float
-    inside: bool = False
+    __slots__ = ("inside", "owner", "revision", "since", "tenant", "tokens")
+
+    def __init__(self, revision: str, tenant: bytes, tokens: int, owner: Waiting, since: float) -> None:
+        self.revision = revision
+        self.tenant = tenant
+        self.tokens = tokens
+        self.owner = owner
+        self.since = since
+        self.inside = False
 
 
 @dataclass(slots=True)
@@ -130,9 +134,9 @@ class Admission:
 
     def _has_room(self, queue: _Queue, ticket: Ticket) -> bool:
         settings, fleet = self._settings, self._fleet
-        if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, Role.DECODE)):
+        if queue.turns >= settings.engine_turns * len(fleet.ready(ticket.revision, _DECODE)):
             return False
-        most = settings.engine_prompt_tokens * len(fleet.ready(ticket.revision, Role.PREFILL))
+        most = settings.engine_prompt_tokens * len(fleet.ready(ticket.revision, _PREFILL))
         return queue.tokens + ticket.tokens <= most or not queue.tokens  # one alone may be larger than the bound
 
     @staticmethod

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from duplex_router.wire.reply import Observer
 
 from .core import Core
+from .legs import OK
 from .record import TurnRecord
 from .subject import Subject
 
@@ -24,7 +23,7 @@ def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Obse
     record.completion_tokens = (usage.completion_tokens or 0) if usage is not None else 0
     core.counters.in_flight -= 1
     core.counters.answers[status] += 1
-    if status == HTTPStatus.OK:
+    if status == OK:
         served = core.counters.revision(record.revision)
         served.turns += 1
         served.served_tokens += record.completion_tokens if usage is not None else 1

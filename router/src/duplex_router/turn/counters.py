@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds in seconds."""
+
+_BOUNDS: Final = len(BUCKETS)
 
 
 class Histogram:
@@ -21,7 +23,10 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        bucket = 0
+        while bucket < _BOUNDS and seconds > BUCKETS[bucket]:
+            bucket += 1
+        self.counts[bucket] += 1
         self.total += seconds
 
 

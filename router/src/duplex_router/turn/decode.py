@@ -15,7 +15,7 @@ from duplex_router.wire.reply import Observer
 from duplex_router.wire.responses import ResponsesObserver
 from duplex_router.wire.stream import StreamRelay
 
-from .legs import MAX_ANSWER_BYTES, Answer, Exchange, Failure
+from .legs import BAD_REQUEST, MAX_ANSWER_BYTES, OK, SERVER_ERROR, Answer, Exchange, Failure
 
 OBSERVERS: dict[Endpoint, type[Observer]] = {
     Endpoint.CHAT: Observer,
@@ -91,7 +91,7 @@ class DecodeLeg:
     def answered(self, head: ResponseHead) -> None:
         """See `Receiver`."""
         self._head = head
-        if head.status == HTTPStatus.OK and head.get(b"content-type").startswith(b"text/event-stream"):
+        if head.status == OK and head.get(b"content-type").startswith(b"text/event-stream"):
             self._relay = StreamRelay(head, self.observer)
         else:
             self._reader = BodyReader(length=head.length, chunked=head.chunked)
@@ -169,9 +169,9 @@ class DecodeLeg:
             return
         self._finish(reusable=self._reader is not None and not self._reader.surplus)
         answer = Answer(self._head, b"".join(self._parts))
-        if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        if BAD_REQUEST <= answer.status < SERVER_ERROR:
             self._listener.decode_refused(answer)
-        elif answer.status != HTTPStatus.OK:
+        elif answer.status != OK:
             self._listener.decode_failed(answer)
         else:
             self._look(answer)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Final
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import Policy
@@ -31,6 +32,7 @@ LEAST_GAIN_SECONDS = 1.0
 LIKELY = 0.1
 """The chance of return within one more lease from which a hold is kept beyond its ttl."""
 
+_GUARDED: Final = ConnectorKind.GUARDED
 _HEADERS = b"content-type: application/json\r\n"
 _REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -144,7 +146,7 @@ class Keeper:
     def guarded(self) -> bool:
         """Whether the engines prove what they pull, so that a pull does not use a handle up."""
         document = self._fleet.document
-        return document is not None and document.model.connector is ConnectorKind.GUARDED
+        return document is not None and document.model.connector is _GUARDED
 
     def _renew_living(self, due: list[Entry]) -> None:
         """Renew the leases that have run half and whose conversations live; the others lapse."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from http import HTTPStatus
+from typing import Final, Protocol
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.fields import Piece
+from duplex_router.wire.fields import Value
 from duplex_router.wire.heads import ResponseHead
 
 
@@ -77,7 +77,7 @@ class Transport(Protocol):
         engine: Engine,
         path: bytes,
         headers: bytes,
-        body: list[Piece],
+        body: list[Value],
         receiver: Receiver,
         *,
         seconds: float,
@@ -93,12 +93,14 @@ class Transport(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class Answer:
     """A whole answer."""
 
-    head: ResponseHead
-    body: bytes
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: ResponseHead, body: bytes) -> None:
+        self.head = head
+        self.body = body
 
     @property
     def status(self) -> int:
@@ -107,6 +109,11 @@ class Answer:
 
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
+
+OK: Final = int(HTTPStatus.OK)
+BAD_REQUEST: Final = int(HTTPStatus.BAD_REQUEST)
+SERVER_ERROR: Final = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+"""As plain numbers, for what compares them each turn: an Enum's member costs a call."""
 
 
 class WholeAnswer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
@@ -14,6 +14,8 @@ from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
 from duplex_router.wire.inference import Inference
 
 from .templates import Templates
+
+_GUARDED: Final = ConnectorKind.GUARDED
 
 
 class Rejection(StrEnum):
@@ -39,7 +41,6 @@ class Rejection(StrEnum):
     BROKEN_PAIR = "broken-pair"
 
 
-@dataclass(slots=True)
 class Offer:
     """What was found for a turn.
 
@@ -47,10 +48,23 @@ class Offer:
     of it, None where nothing is offered. `reason`: why not; empty where the ledger has nothing at all.
     """
 
-    source: Entry | None = None
-    depth: int = 0
-    params: bytes | None = None
-    reason: str = ""
+    __slots__ = ("depth", "params", "reason", "source")
+
+    def __init__(
+        self,
+        source: Entry | None = None,
+        depth: int = 0,
+        params: bytes | None = None,
+        reason: str = "",
+    ) -> None:
+        self.source = source
+        self.depth = depth
+        self.params = params
+        self.reason = reason
+
+
+NO_OFFER: Final = Offer()
+"""Before anything is looked for."""
 
 
 class Offers:
@@ -73,7 +87,7 @@ class Offers:
         match = self._ledger.match(history, tenant, self.why_not)
         if match.entry is None:
             return Offer(reason=match.reason)
-        if document.model.connector is ConnectorKind.GUARDED:
+        if document.model.connector is _GUARDED:
             params = match.entry.handle.offer(document.policy.recompute_threshold_tokens)
             return Offer(match.entry, match.depth, params)
         return self._from_stock(request, history, match, document.model.block_size)

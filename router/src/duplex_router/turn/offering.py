@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from duplex_connector.proof import SHORT_STEP, Reason
 from duplex_router.fleet.engines import Engine
@@ -13,14 +14,17 @@ from duplex_router.wire.params import PrefillAnswer
 
 from .core import Core
 from .legs import Answer, Failure
-from .offer import Offer, Rejection
-from .outcome import Outcome, outcome_of
+from .offer import NO_OFFER, Rejection
+from .outcome import NOTHING, outcome_of
 from .record import SharedLookup, TurnRecord
 from .sharing import find_offer, look_further
 from .subject import Subject
 
+_PULL_FAILED: Final = Reason.PULL_FAILED.value
+_DIVERGED: Final = Reason.DIVERGED.value
+
 USELESS_HANDLE = frozenset(
-    {Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF}
+    each.value for each in (Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF)
 )
 """What a guarded prefill engine says of a handle that would not serve another turn either."""
 
@@ -36,9 +40,9 @@ class Offering:
         self._reader: Engine | None = None
         self._told = 0.0
         """Until when the engine that pulls was told that the hold lasts, at most."""
-        self.offer = Offer()
+        self.offer = NO_OFFER
         self.live = False
-        self.outcome = Outcome()
+        self.outcome = NOTHING
 
     def search(self, record: TurnRecord, go: Callable[[], None]) -> None:
         """Look for a handle, among other routers' too where they may know more; `go` is called once it is known."""
@@ -170,12 +174,12 @@ class Offering:
         if not self.live or source is None:
             return set()
         avoid = set()
-        if self.outcome.reason == Reason.PULL_FAILED:
+        if self.outcome.reason == _PULL_FAILED:
             fleet.transfer_failed(engine.key, source.engine, Way.PULL)
             avoid.add(source.engine)  # it may be the pair's fault, or that engine may be dying
         elif self.outcome.pulled:
             fleet.transfer_worked(engine.key, source.engine, Way.PULL)
-        if self.offer.depth >= source.depth and self.outcome.reason != Reason.PULL_FAILED:
+        if self.offer.depth >= source.depth and self.outcome.reason != _PULL_FAILED:
             self._core.ledger.saved(source, self.outcome.pulled)
         if self.outcome.reason in USELESS_HANDLE or self._has_nothing(source):
             self._core.ledger.retire(source, Fate.USELESS)
@@ -186,7 +190,7 @@ class Offering:
         """Tell whether not even a prompt that is the same by its content was proved: no later one will be either."""
         same = self.offer.depth >= source.depth and source.handle.tokens >= 2 * SHORT_STEP
         alike = self._subject.history is not None and self._subject.history.shape == source.shape
-        return self.outcome.reason == Reason.DIVERGED and not self.outcome.proved and same and alike
+        return self.outcome.reason == _DIVERGED and not self.outcome.proved and same and alike
 
     def failed(self, result: Answer | Failure, *, elsewhere: bool) -> None:
         """Take the failure of a prefill leg, which may be the handle's fault: then the next leg goes without it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 from duplex_connector.contract import Header
 from duplex_connector.proof import Outcome as ProofOutcome
@@ -15,18 +15,34 @@ from .offer import Offer
 
 MISS = "miss"
 REJECTED = "rejected"
+_FULL: Final = ProofOutcome.FULL.value
+_PARTIAL: Final = ProofOutcome.PARTIAL.value
+_REUSE: Final = Header.REUSE.encode()
+_TOKENS: Final = Header.TOKENS.encode()
+_REQUEST_ID: Final = Header.REQUEST_ID.encode()
 
 
-@dataclass(slots=True)
 class Outcome:
     """`kind`: full, partial, miss or rejected. Tokens of this prompt: pulled from decode, and computed by prefill."""
 
-    kind: str = MISS
-    reason: str = ""
-    pulled: int = 0
-    computed: int = 0
-    local: int = 0
-    proved: int = 0
+    __slots__ = ("computed", "kind", "local", "proved", "pulled", "reason")
+
+    def __init__(
+        self,
+        kind: str = MISS,
+        reason: str = "",
+        *,
+        pulled: int = 0,
+        computed: int = 0,
+        local: int = 0,
+        proved: int = 0,
+    ) -> None:
+        self.kind = kind
+        self.reason = reason
+        self.pulled = pulled
+        self.computed = computed
+        self.local = local
+        self.proved = proved
 
     def headers(self, request_id: bytes) -> Headers:
         """Return the headers that a client gets with every answer of a turn.
@@ -36,9 +52,9 @@ class Outcome:
         kind, reason = (MISS, "") if self.reason == TENANT else (self.kind, self.reason)
         reuse = f"{kind};reason={reason}" if reason and kind == REJECTED else kind
         return (
-            (Header.REUSE.encode(), reuse.encode()),
-            (Header.TOKENS.encode(), b"pulled=%d,computed=%d" % (self.pulled, self.computed)),
-            (Header.REQUEST_ID.encode(), request_id),
+            (_REUSE, reuse.encode()),
+            (_TOKENS, b"pulled=%d,computed=%d" % (self.pulled, self.computed)),
+            (_REQUEST_ID, request_id),
         )
 
     def count(self, counters: Counters, *, eligible: bool) -> None:
@@ -46,14 +62,18 @@ class Outcome:
         counters.pulled_tokens += self.pulled
         counters.computed_tokens += self.computed
         counters.eligible += eligible
-        if self.kind == ProofOutcome.FULL:
+        if self.kind == _FULL:
             counters.full += 1
-        elif self.kind == ProofOutcome.PARTIAL:
+        elif self.kind == _PARTIAL:
             counters.partial += 1
         elif self.kind == REJECTED:
             counters.rejected[self.reason] += 1
         else:
             counters.missed += 1
+
+
+NOTHING: Final = Outcome()
+"""Of a turn that has found nothing so far."""
 
 
 def outcome_of(offer: Offer, answer: PrefillAnswer | None, *, offered: bool) -> Outcome:
@@ -71,7 +91,7 @@ def outcome_of(offer: Offer, answer: PrefillAnswer | None, *, offered: bool) -> 
         return Outcome(REJECTED if reason else MISS, reason, computed=computed, local=cached)
     if report is None:
         # A stock engine that pulled says nothing about what was there already.
-        kind = ProofOutcome.PARTIAL if cached else REJECTED
+        kind = _PARTIAL if cached else REJECTED
         return Outcome(kind, "" if cached else "not-pulled", pulled=cached, computed=computed)
     outcome = Outcome(
         REJECTED,
@@ -82,5 +102,5 @@ def outcome_of(offer: Offer, answer: PrefillAnswer | None, *, offered: bool) -> 
         proved=report.proved,
     )
     if report.pulled > 0:
-        outcome.kind, outcome.reason = report.outcome or ProofOutcome.PARTIAL, report.reason
+        outcome.kind, outcome.reason = report.outcome or _PARTIAL, report.reason
     return outcome

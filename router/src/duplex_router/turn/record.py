@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from typing import Final
 
-from .outcome import Outcome
+from .outcome import NOTHING, Outcome
 from .trace import TraceContext
 
 MAX_EXPLAINED = 1024
 
 
-@dataclass(slots=True)
 class LegRecord:
     """One upstream request. Times are the router's clock; `what`: how it ended, empty where it was answered."""
 
-    name: str
-    engine: str
-    began: float
-    ended: float = 0.0
-    what: str = ""
+    __slots__ = ("began", "ended", "engine", "name", "what")
+
+    def __init__(self, name: str, engine: str, began: float, ended: float = 0.0, what: str = "") -> None:
+        self.name = name
+        self.engine = engine
+        self.began = began
+        self.ended = ended
+        self.what = what
 
     @property
     def seconds(self) -> float:
@@ -27,15 +29,19 @@ class LegRecord:
         return self.ended - self.began
 
 
-@dataclass(slots=True)
 class SharedLookup:
     """What asking the ledger of other routers came to: `what` is empty where it was not asked."""
 
-    what: str = ""
-    seconds: float = 0.0
+    __slots__ = ("seconds", "what")
+
+    def __init__(self, what: str = "", seconds: float = 0.0) -> None:
+        self.what = what
+        self.seconds = seconds
 
 
-@dataclass(slots=True)
+NOT_ASKED: Final = SharedLookup()
+
+
 class TurnRecord:
     """One turn, from its start on. `status` 0: not over. `first_byte` 0: the client got none.
 
@@ -43,22 +49,37 @@ class TurnRecord:
     `history_depth` in marks. No entry is kept here: a handle of a long conversation is large.
     """
 
-    request_id: str
-    began: float
-    path: str = ""
-    trace: TraceContext | None = None
-    stream: bool = False
-    revision: str = ""
-    status: int = 0
-    ended: float = 0.0
-    first_byte: float = 0.0
-    source: str = ""
-    matched_depth: int = 0
-    history_depth: int = 0
-    completion_tokens: int = 0
-    outcome: Outcome = field(default_factory=Outcome)
-    lookup: SharedLookup = field(default_factory=SharedLookup)
-    legs: list[LegRecord] = field(default_factory=list)
+    __slots__ = (
+        "began", "completion_tokens", "ended", "first_byte", "history_depth", "legs", "lookup", "matched_depth",
+        "outcome", "path", "request_id", "revision", "source", "status", "stream", "trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        began: float,
+        path: str = "",
+        trace: TraceContext | None = None,
+        *,
+        stream: bool = False,
+        outcome: Outcome = NOTHING,
+    ) -> None:
+        self.request_id = request_id
+        self.began = began
+        self.path = path
+        self.trace = trace
+        self.stream = stream
+        self.revision = ""
+        self.status = 0
+        self.ended = 0.0
+        self.first_byte = 0.0
+        self.source = ""
+        self.matched_depth = 0
+        self.history_depth = 0
+        self.completion_tokens = 0
+        self.outcome = outcome
+        self.lookup = NOT_ASKED
+        self.legs: list[LegRecord] = []
 
     @property
     def seconds(self) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
@@ -18,16 +16,28 @@ from .offer import Offer
 from .subject import Subject
 
 
-@dataclass(frozen=True, slots=True)
 class FinishedTurn:
     """How the legs went: the decode engine that holds now, and the prefill engine's key, empty if there was none."""
 
-    revision: str
-    engine: Engine
-    prefill: str
-    prompt_tokens: int
-    observer: Observer
-    read_hand_off: bool = False
+    __slots__ = ("engine", "observer", "prefill", "prompt_tokens", "read_hand_off", "revision")
+
+    def __init__(
+        self,
+        revision: str,
+        engine: Engine,
+        prefill: str,
+        prompt_tokens: int,
+        observer: Observer,
+        *,
+        read_hand_off: bool = False,
+    ) -> None:
+        self.revision = revision
+        self.engine = engine
+        self.prefill = prefill
+        self.prompt_tokens = prompt_tokens
+        self.observer = observer
+        self.read_hand_off = read_hand_off
+
     """Whether the decode engine was to read what the prefill engine handed off."""
 
 
@@ -37,7 +47,7 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     if raw is None:
         return
     try:
-        handle = Handle(raw)
+        handle = finished.observer.held or Handle(raw)
     except WireError:
         core.counters.leg_failures["decode", "malformed-handle"] += 1
         return
@@ -68,11 +78,11 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
         tokens_known=_tokens_known(core, subject, offer, finished),
     )
+    if source is not None and history.begins_with(source.whole, source.length):
+        core.ledger.retire(source, Fate.REPLACED)  # first, so that few marks are shared
     core.ledger.add(entry)
     if core.shared is not None:
         core.shared.publish(entry)
-    if source is not None and history.begins_with(source.whole, source.length):
-        core.ledger.retire(source, Fate.REPLACED)
     if engine.kv_tokens is not None:
         budget = engine.kv_tokens * subject.document.policy.retention_percent // 100
         budget //= core.shared.routers if core.shared is not None else 1

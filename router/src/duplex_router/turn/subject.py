@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Final
 
 from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
@@ -12,38 +12,48 @@ from duplex_router.wire.inference import Inference
 
 from .trace import TraceContext
 
+_GUARDED: Final = ConnectorKind.GUARDED
 
-@dataclass(slots=True)
+
 class Subject:
     """Making one reads the history and raises RequestError where no engine should see the request.
 
     `headers`: the header lines that both legs carry. `revision`: the one that the turn must run on; empty: any.
     """
 
-    request: Inference
-    document: FleetDocument
-    tenant: bytes
-    headers: bytes
-    request_id: bytes
-    revision: str = ""
-    trace: TraceContext | None = None
-    history: History | None = field(init=False)
-    guarded: bool = field(init=False)
-    """Whether the engines prove what they pull."""
-    shares_token_ids: bool = field(init=False)
-    """Whether decode is given prefill's token ids. All engines that the guarded connector runs on take them."""
-    ttl: float = field(init=False)
-    """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
+    __slots__ = (
+        "document", "guarded", "headers", "history", "request", "request_id", "revision", "shares_token_ids",
+        "tenant", "trace", "ttl",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        """Read the history."""
-        self.guarded = self.document.model.connector is ConnectorKind.GUARDED
-        self.history = read_history(self.request, proved=self.guarded)
+    def __init__(
+        self,
+        request: Inference,
+        document: FleetDocument,
+        tenant: bytes,
+        headers: bytes,
+        request_id: bytes,
+        *,
+        revision: str = "",
+        trace: TraceContext | None = None,
+    ) -> None:
+        self.request = request
+        self.document = document
+        self.tenant = tenant
+        self.headers = headers
+        self.request_id = request_id
+        self.revision = revision
+        self.trace = trace
+        self.guarded = document.model.connector is _GUARDED
+        """Whether the engines prove what they pull."""
+        self.history: History | None = read_history(request, proved=self.guarded)
         if not (self.guarded or self.request.tells_handle or self.request.whole):
             # A stock engine that is handed KV holds the turn's in its turn, and here nobody could ever name that hold.
             self.request.whole = "untold-handle"
-        self.shares_token_ids = self.guarded and self.request.takes_token_ids
-        self.ttl = self._ttl()
+        self.shares_token_ids = self.guarded and request.takes_token_ids
+        """Whether decode is given prefill's token ids. All engines that the guarded connector runs on take them."""
+        self.ttl: float = self._ttl()
+        """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
 
     def _ttl(self) -> float:
         policy = self.document.policy

@@ -5,13 +5,13 @@ Whatever ends a turn, each hold that it touched has an owner afterwards: the led
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from http import HTTPStatus
+from typing import Final
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.wire.api_errors import engines_error, error_body, frees_hand_off
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.fields import Piece
+from duplex_router.wire.fields import Value
 from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
 
@@ -19,7 +19,7 @@ from .admission import Ticket
 from .closing import close_books
 from .core import JSON_TYPE, Client, Core
 from .decode import DecodeLeg
-from .legs import Answer, Exchange, Failure, WholeAnswer
+from .legs import OK, SERVER_ERROR, Answer, Exchange, Failure, WholeAnswer
 from .offering import Offering
 from .record import LegRecord, TurnRecord
 from .retention import FinishedTurn, keep_handle
@@ -32,15 +32,15 @@ BYTES_PER_TOKEN = 4
 _PASSED_ON = (b"content-type", b"retry-after")
 
 
-class Phase(Enum):
-    """Where a turn is."""
+class Phase:
+    """Where a turn is, in the words of metrics and records."""
 
-    NEW = auto()
-    WAITING = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    STREAM = auto()
-    DONE = auto()
+    NEW: Final = "new"
+    WAITING: Final = "waiting"
+    PREFILL: Final = "prefill"
+    DECODE: Final = "decode"
+    STREAM: Final = "stream"
+    DONE: Final = "done"
 
 
 class Turn:
@@ -54,7 +54,7 @@ class Turn:
     def __init__(self, core: Core, subject: Subject, client: Client) -> None:
         self._core, self._subject, self._client = core, subject, client
         self._record = TurnRecord(subject.request_id.decode("latin-1"), core.clock())
-        self._phase = Phase.NEW
+        self._phase: str = Phase.NEW
         self._offering = Offering(core, subject)
         self._tries = Tries(core)
         self._answer: PrefillAnswer | None = None
@@ -127,14 +127,14 @@ class Turn:
     def _tokens(self) -> int:
         return self._subject.request.size // BYTES_PER_TOKEN + 1
 
-    def _send(self, engine: Engine, body: list[Piece], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
-        self._record.legs.append(LegRecord(self._phase.name.lower(), engine.key, self._core.clock()))
+    def _send(self, engine: Engine, body: list[Value], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
+        self._record.legs.append(LegRecord(self._phase, engine.key, self._core.clock()))
         engine.legs += 1
-        if self._phase is Phase.PREFILL:
+        if self._phase == Phase.PREFILL:
             self._waiting = self._tokens()
             engine.waiting_tokens += self._waiting
         # What reads a hand-off, or a stock engine's handle, must not be sent twice: the second would read freed memory.
-        repeatable = self._phase is Phase.PREFILL and (self._subject.guarded or not self._offering.live)
+        repeatable = self._phase == Phase.PREFILL and (self._subject.guarded or not self._offering.live)
         self._exchange = self._core.transport.request(
             engine, self._path, self._subject.headers, body, receiver, seconds=seconds, repeatable=repeatable
         )
@@ -145,7 +145,7 @@ class Turn:
         if engine is not None:
             self._record.legs[-1].ended = self._core.clock()
             engine.legs -= 1
-            if self._phase is Phase.PREFILL:
+            if self._phase == Phase.PREFILL:
                 engine.waiting_tokens -= self._waiting
                 self._waiting = 0
         return engine
@@ -154,10 +154,10 @@ class Turn:
         engine = self._leg_ended()
         self._core.counters.prefill_leg.add(self._record.legs[-1].seconds)
         self._offering.pull_ended(surely=isinstance(result, Answer))
-        if isinstance(result, Failure) or result.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if isinstance(result, Failure) or result.status >= SERVER_ERROR:
             self._prefill_failed(engine, result)
             return
-        if result.status != HTTPStatus.OK:
+        if result.status != OK:
             if engine is not None:
                 engine.answered(self._core.clock())
             self._offering.give_up()
@@ -210,8 +210,8 @@ class Turn:
         elif self._hand_off is None or self._answer is None:
             params = decode_alone(self._subject.ttl)
         else:
-            ids = self._answer.token_ids if self._subject.shares_token_ids else None
-            params = hand_off_to_decode(self._hand_off, self._answer.own, self._subject.ttl, ids)
+            share = self._subject.shares_token_ids
+            params = hand_off_to_decode(self._answer, self._subject.ttl, with_token_ids=share)
         settings = self._core.settings
         self._decoder = DecodeLeg(self, self._subject.request.endpoint, settings.silence_seconds)
         self._send(engine, self._subject.request.decode_body(params), self._decoder, settings.decode_seconds)
@@ -305,7 +305,7 @@ class Turn:
             else:
                 self._first_byte()
                 self._client.respond(answer.status, self._passed_headers(answer.head), answer.body)
-        self._finish(HTTPStatus.OK)
+        self._finish(OK)
 
     def _keep_handle(self, engine: Engine | None) -> None:
         if engine is None or self._decoder is None or self._kept:
@@ -322,31 +322,31 @@ class Turn:
 
     def pause(self) -> None:
         """Read no more from the engine: the client does not keep up."""
-        if self._phase is Phase.STREAM and self._exchange is not None:
+        if self._phase == Phase.STREAM and self._exchange is not None:
             self._exchange.pause()
 
     def resume(self) -> None:
         """Read on."""
-        if self._phase is Phase.STREAM and self._exchange is not None:
+        if self._phase == Phase.STREAM and self._exchange is not None:
             self._exchange.resume()
 
     def client_gone(self) -> None:
         """End the turn without its client, leg by leg, so that nothing stays pinned without an owner."""
-        if not self._watched or self._phase is Phase.DONE:
+        if not self._watched or self._phase == Phase.DONE:
             return
         self._watched = False
-        self._core.counters.clients_gone[self._phase.name.lower()] += 1
-        if self._phase is Phase.NEW:
+        self._core.counters.clients_gone[self._phase] += 1
+        if self._phase == Phase.NEW:
             return  # the shared ledger's answer ends it
-        if self._phase is Phase.WAITING:
+        if self._phase == Phase.WAITING:
             self._offering.give_up()
             self._finish(499)
-        elif self._phase is Phase.PREFILL:
+        elif self._phase == Phase.PREFILL:
             self._abort_leg()
             self._offering.pull_ended(surely=False)
             self._offering.give_up(cut_off=True)
             self._finish(499)
-        elif self._phase is Phase.DECODE and self._exchange is not None and not self._exchange.sent:
+        elif self._phase == Phase.DECODE and self._exchange is not None and not self._exchange.sent:
             self._abort_leg()
             self._drop_hand_off()
             self._finish(499)
@@ -356,7 +356,7 @@ class Turn:
             self._core.later(self._core.settings.gone_grace_seconds, self._abandon)
 
     def _abandon(self) -> None:
-        if self._phase is Phase.DONE or (self._decoder is not None and self._decoder.observer.handle is not None):
+        if self._phase == Phase.DONE or (self._decoder is not None and self._decoder.observer.handle is not None):
             return  # over, or only the end of the answer is missing: read on and keep the handle
         self._abort_leg()
         self._finish(499)
@@ -397,7 +397,7 @@ class Turn:
         self._core.counters.took_first_byte(self._offering.outcome.kind, now - self._record.began)
 
     def _finish(self, status: int) -> None:
-        if self._phase is Phase.DONE:
+        if self._phase == Phase.DONE:
             return
         self._phase = Phase.DONE
         record, offering = self._record, self._offering

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -24,9 +23,11 @@ MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8 * 1024
 MAX_KNOWN_HEADS = 1024
 MAX_KNOWN_HEAD_BYTES = 4096
+MAX_LENGTH_DIGITS = 18
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,17})(?=\r\n|\Z)")
 _DIGITS = re.compile(rb"[0-9]{1,18}\Z")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+_ZERO = ord("0")
 _TARGET = re.compile(rb"[\x21-\x7e]+\Z")
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE", b"TRACE", b"CONNECT"})
 
@@ -34,21 +35,58 @@ _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"
 _Head = TypeVar("_Head")
 
 
-@dataclass(slots=True)
 class RequestHead:
     """A client's request without its body. `length` is None with a chunked body; header names are lower case.
 
     `derived`: what a server has made of the head, whatever its length; heads of one client's requests share it.
+    `pattern`: of heads that may be taken for equal but for their length; None where none may.
     """
 
-    method: bytes
-    path: bytes
-    version: bytes
-    headers: dict[bytes, bytes]
-    length: int | None
-    keep_alive: bool
-    expects_continue: bool
-    derived: dict[str, Any] = field(default_factory=dict)
+    __slots__ = (
+        "derived", "expects_continue", "headers", "keep_alive", "length", "method", "path", "pattern", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        version: bytes,
+        headers: dict[bytes, bytes],
+        length: int | None,
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+        derived: dict[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.version = version
+        self.headers = headers
+        self.length = length
+        self.keep_alive = keep_alive
+        self.expects_continue = expects_continue
+        self.derived = derived if derived is not None else {}
+        self.pattern: Pattern | None = None
+
+
+class Pattern:
+    """What stands before and after the digits of a head's Content-Length: another may be equal but for these."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self.before = before
+        self.after = after
+
+    def length_in(self, head: bytes) -> int:
+        """Return the length that a head of this pattern has; -1 for any other head."""
+        start, stop = len(self.before), len(head) - len(self.after)
+        if not 0 < stop - start <= MAX_LENGTH_DIGITS or not head.startswith(self.before):
+            return -1
+        digits = head[start:stop]
+        if not head.endswith(self.after) or not digits.isdigit() or digits[0] == _ZERO:
+            return -1
+        return int(digits)
 
 
 class _KnownHeads(Generic[_Head]):
@@ -61,24 +99,32 @@ class _KnownHeads(Generic[_Head]):
     def __init__(self) -> None:
         self._heads: dict[bytes, _Head] = {}
 
-    def find(self, head: bytes) -> tuple[bytes, int, _Head | None]:
-        """Return what to keep the head by (empty: not at all), its length, and a head that is equal but for that."""
-        found = _LENGTH.search(head)
-        if found is None or len(head) > MAX_KNOWN_HEAD_BYTES:
-            return b"", 0, None
+    @staticmethod
+    def pattern_of(head: bytes) -> Pattern | None:
+        """Return the pattern to keep a head by; None: it is not kept."""
+        found = _LENGTH.search(head) if len(head) <= MAX_KNOWN_HEAD_BYTES else None
+        if found is None:
+            return None
         start, end = found.span(1)
-        key = head[:start] + b"\0" + head[end:]  # no valid head has this byte
-        return key, int(found[1]), self._heads.get(key)
+        return Pattern(head[:start], head[end:])
+
+    def find(self, pattern: Pattern) -> _Head | None:
+        """Return a head of this pattern, of whatever length."""
+        return self._heads.get(_key_of(pattern))
 
     def known(self, head: bytes) -> _Head | None:
         """Return what a head that has no length was parsed to before."""
         return self._heads.get(head)
 
-    def keep(self, key: bytes, head: _Head) -> None:
+    def keep(self, pattern: Pattern | bytes, head: _Head) -> None:
         """Keep a head. All go when there are too many: which of them come back is not known."""
         if len(self._heads) >= MAX_KNOWN_HEADS:
             self._heads.clear()
-        self._heads[key] = head
+        self._heads[pattern if isinstance(pattern, bytes) else _key_of(pattern)] = head
+
+
+def _key_of(pattern: Pattern) -> bytes:
+    return b"%b\0%b" % (pattern.before, pattern.after)  # no valid head has this byte
 
 
 class _Collector:
@@ -95,24 +141,41 @@ class _Collector:
         self.headers.append((name.lower(), value))
 
 
-def parse_request_head(head: bytes) -> RequestHead:
-    """Parse one request head, up to and including its empty line. Raises RequestError, always with `close`."""
-    key, length, known = _requests.find(head)
+def parse_request_head(head: bytes, last: RequestHead | None = None) -> RequestHead:
+    """Parse one request head, up to and including its empty line. Raises RequestError, always with `close`.
+
+    `last`: the one before it on the same connection, which it mostly is like.
+    """
+    if last is not None and last.pattern is not None:
+        length = last.pattern.length_in(head)
+        if length >= 0:
+            return last if length == last.length else _of_length(last, length)
+    pattern = _requests.pattern_of(head)
+    if pattern is None:
+        return _parse_request_head(head)
+    known = _requests.find(pattern)
     if known is not None:
-        return RequestHead(
-            known.method,
-            known.path,
-            known.version,
-            known.headers,
-            length,
-            known.keep_alive,
-            known.expects_continue,
-            known.derived,
-        )
+        return _of_length(known, pattern.length_in(head))
     parsed = _parse_request_head(head)
-    if key:
-        _requests.keep(key, parsed)
+    parsed.pattern = pattern
+    _requests.keep(pattern, parsed)
     return parsed
+
+
+def _of_length(known: RequestHead, length: int) -> RequestHead:
+    """Return a head that is equal but for its length."""
+    head = RequestHead(
+        known.method,
+        known.path,
+        known.version,
+        known.headers,
+        length,
+        keep_alive=known.keep_alive,
+        expects_continue=known.expects_continue,
+        derived=known.derived,
+    )
+    head.pattern = known.pattern
+    return head
 
 
 def _parse_request_head(head: bytes) -> RequestHead:
@@ -209,18 +272,28 @@ def _refuse(status: HTTPStatus, message: str) -> RequestError:
     return RequestError(status, message, close=True)
 
 
-@dataclass(slots=True)
 class ResponseHead:
     """An engine's answer without its body. Neither `length` nor `chunked`: the body ends with the connection.
 
     Answers may share one: it is not changed once it is parsed.
     """
 
-    status: int
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    length: int | None = None
-    chunked: bool = False
-    keep_alive: bool = True
+    __slots__ = ("chunked", "headers", "keep_alive", "length", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        length: int | None = None,
+        *,
+        chunked: bool = False,
+        keep_alive: bool = True,
+    ) -> None:
+        self.status = status
+        self.headers = headers if headers is not None else []
+        self.length = length
+        self.chunked = chunked
+        self.keep_alive = keep_alive
 
     def get(self, name: bytes) -> bytes:
         """Return the first value of a header, lower-case name; empty where absent."""
@@ -235,15 +308,34 @@ def parse_response_head(head: bytes) -> ResponseHead:
     stream = _answers.known(head)
     if stream is not None:
         return stream
-    key, length, known = _answers.find(head)
-    if known is not None:
-        return ResponseHead(known.status, known.headers, length, chunked=False, keep_alive=known.keep_alive)
+    last = _last_answer
+    length = last.pattern.length_in(head)
+    if length < 0:
+        pattern = _answers.pattern_of(head)
+        known = _answers.find(pattern) if pattern is not None else None
+        if pattern is None or known is None:
+            return _new_response_head(head, pattern)
+        length = pattern.length_in(head)
+        last.pattern, last.head = pattern, known
+    known = last.head
+    return ResponseHead(known.status, known.headers, length, chunked=False, keep_alive=known.keep_alive)
+
+
+def _new_response_head(head: bytes, pattern: Pattern | None) -> ResponseHead:
     answer = _parse_response_head(head)
     if answer.chunked and len(head) <= MAX_KNOWN_HEAD_BYTES:
         _answers.keep(head, answer)
-    elif key and answer.length == length:  # a status without a body has none, whatever its head says
-        _answers.keep(key, answer)
+    elif pattern is not None and answer.length == pattern.length_in(head):
+        _answers.keep(pattern, answer)  # but for a status that has no body, whatever its head says
     return answer
+
+
+class _LastAnswer:
+    """The head of a whole answer that was read last: the next one is mostly like it."""
+
+    def __init__(self) -> None:
+        self.pattern = Pattern(b"\0", b"")  # of no head
+        self.head = ResponseHead(0)
 
 
 def _parse_response_head(head: bytes) -> ResponseHead:
@@ -263,6 +355,7 @@ def _parse_response_head(head: bytes) -> ResponseHead:
 
 _requests: _KnownHeads[RequestHead] = _KnownHeads()
 _answers: _KnownHeads[ResponseHead] = _KnownHeads()
+_last_answer = _LastAnswer()
 
 
 def _frame(answer: ResponseHead) -> None:
@@ -287,7 +380,10 @@ def _frame(answer: ResponseHead) -> None:
 
 def render_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Write header lines."""
-    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    pieces: list[bytes] = []
+    for name, value in headers:
+        pieces += [name, b": ", value, b"\r\n"]
+    return b"".join(pieces)
 
 
 @functools.lru_cache(maxsize=256)

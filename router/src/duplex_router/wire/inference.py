@@ -15,12 +15,14 @@ from msgspec import Raw
 from duplex_connector.contract import SESSION_FIELDS, Params
 
 from .errors import RequestError, WireError
-from .fields import Fields, Piece, is_null, join_fields, repeated_key, split_object
+from .fields import Fields, Piece, Value, compact_size, field_pieces, is_null, repeated_key, split_object
 from .whole import why_whole
 
 
 class Endpoint(StrEnum):
     """The inference endpoints that run as two legs."""
+
+    __hash__ = str.__hash__  # an Enum's own is slow, and these are keys
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -67,7 +69,7 @@ _LEGS = {
     Endpoint.RESPONSES: _Legs(
         own=frozenset({"stream", "stream_options", "max_output_tokens", "top_logprobs", "include", "stop", "store"}),
         prefill=b'"max_output_tokens":1,"stream":false,"store":false',
-        decode=b'"store":false',
+        decode=b',"store":false',
     ),
     Endpoint.MESSAGES: _Legs(own=_COMMON_OWN | {"stop_sequences"}, prefill=b'"max_tokens":1,"stream":false'),
 }
@@ -84,25 +86,47 @@ _UNIQUE_FIELDS = {
 }
 _TRUE = b"true"
 _FALSE = b"false"
+_TOKEN_IDS = b',"return_token_ids":true'
+_PARAMS = b',"%b":' % Params.FIELD.encode()
 
 
-@dataclass(slots=True)
 class Inference:
     """One inference request.
 
-    `fields`: what both legs share, as it came, and `common` the same as it stands between braces; `own`: the client's
-    values of what each leg has for itself. `whole`: why the turn cannot be split into two legs, empty where it can.
+    `body`: as it came. `fields`: what both legs share, and `common` the same as it stands between braces, in pieces;
+    `own`: the client's values of what each leg has for itself. `intact`: the decode leg may have the body as it came.
+    `whole`: why the turn cannot be split into two legs, empty where it can.
     """
 
-    endpoint: Endpoint
-    fields: Fields
-    own: Fields
-    size: int
-    model: str | None
-    stream: bool
-    session: bytes
-    whole: str
-    common: bytes
+    __slots__ = (
+        "body", "common", "endpoint", "fields", "intact", "model", "own", "session", "size", "stream", "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body: Piece,
+        fields: Fields,
+        own: Fields,
+        model: str | None,
+        *,
+        stream: bool,
+        session: bytes,
+        whole: str,
+        common: list[Value],
+        intact: bool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.body = body
+        self.fields = fields
+        self.own = own
+        self.size = len(body)
+        self.model = model
+        self.stream = stream
+        self.session = session
+        self.whole = whole
+        self.common = common
+        self.intact = intact
 
     @property
     def tells_handle(self) -> bool:
@@ -114,24 +138,27 @@ class Inference:
         """Whether decode can be given prefill's token ids, sparing it template and tokenizer (chat, vLLM >= 0.32)."""
         return self.endpoint is Endpoint.CHAT
 
-    def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[Piece]:
+    def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[Value]:
         """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params.
 
         `token_ids`: the answer shall name the prompt's.
         """
-        own = _LEGS[self.endpoint].prefill + (b',"return_token_ids":true' if token_ids else b"")
-        return [b"{", self.common, b',%b,"%b":%b}' % (own, Params.FIELD.encode(), params)]
+        own = _LEGS[self.endpoint].prefill
+        return [b"{", *self.common, b",", own, _TOKEN_IDS if token_ids else b"", _PARAMS, params, b"}"]
 
-    def decode_body(self, params: bytes | None) -> list[Piece]:
+    def decode_body(self, params: bytes | None) -> list[Value]:
         """Return the decode leg's body: the client's own values, with `params` as its kv_transfer_params."""
-        pieces: list[Piece] = [b"{", self.common]
-        if self.own:
-            pieces += [b",", join_fields(self.own)]
-        decode = _LEGS[self.endpoint].decode
-        if decode:
-            pieces += [b",", decode]
-        pieces.append(b',"%b":%b}' % (Params.FIELD.encode(), params) if params is not None else b"}")
+        pieces: list[Value]
+        if self.intact:
+            pieces = [memoryview(self.body)[:-1]]
+        else:
+            decode = _LEGS[self.endpoint].decode
+            pieces = [b"{", *self.common, *([b",", *field_pieces(self.own)] if self.own else ()), decode]
+        pieces += [b"}"] if params is None else [_PARAMS, params, b"}"]
         return pieces
+
+
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
@@ -140,15 +167,19 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
         fields = split_object(body)
     except WireError as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The body must be one JSON object: {error}.") from error
-    twice = repeated_key(body, fields)
+    compact = compact_size(fields)
+    twice = repeated_key(body, fields, compact)
     if twice in _UNIQUE_FIELDS[endpoint]:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"Send the field {twice!r} once.", param=twice)
+    count = len(fields)
     for name in _FOREIGN_FIELDS:
         fields.pop(name, None)
     _refuse_smuggled_params(fields)
     if endpoint is Endpoint.RESPONSES:
         _refuse_state(fields)
     legs = _LEGS[endpoint]
+    # Nothing of it is left out or said anew, no field occurs twice, and another one may follow the last.
+    intact = len(body) == compact and len(fields) == count > 0 and not legs.decode
     own = {name: fields.pop(name) for name in [each for each in fields if each in legs.own]}
     whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES)
     stream = _stream(own)
@@ -158,13 +189,14 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
         endpoint=endpoint,
         fields=fields,
         own=own,
-        size=len(body),
+        body=body,
         model=_model(fields),
         stream=stream,
         session=_session(fields),
         whole=whole,
         # vLLM takes a null model for its default one: keeps the commas right where the client shares no field.
-        common=join_fields(fields) or b'"model":null',
+        common=field_pieces(fields) or [b'"model":null'],
+        intact=intact,
     )
 
 
@@ -195,7 +227,7 @@ def _model(fields: Fields) -> str | None:
     if raw is None or is_null(raw):
         return None
     try:
-        return msgspec.json.decode(raw, type=str)
+        return _decode_text(raw)
     except msgspec.ValidationError as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, "The field 'model' must be a string.", param="model") from error
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,15 +16,17 @@ from duplex_connector.contract import LEASE_MODEL, Duplex, Params
 from duplex_connector.proof import Reason
 
 from .errors import WireError
-from .fields import NULL, Value, is_null, join_object, split_object
+from .fields import Value, is_null, join_object, split_object
 from .shapes import (
     EngineParams,
-    PulledReport,
-    decode_complaint,
+    HandleKeys,
+    OwnParams,
+    PrefillBody,
+    PrefillUsage,
     decode_engine_params,
     decode_handle,
+    decode_own,
     decode_prefill,
-    decode_report,
 )
 
 MISS = msgspec.json.encode(
@@ -39,43 +41,113 @@ MISS = msgspec.json.encode(
 )
 """What a prefill leg carries without a handle."""
 
+FINISHED_BY_ERROR: Final = "error"
+
 _DATA_PARALLEL_SUFFIX = re.compile(r"_dp\d+\Z")
 
 
-@dataclass(slots=True)
 class PrefillAnswer:
     """A prefill engine's answer: its hand-off (None where it holds nothing), and what it did.
 
-    `own`: the hand-off's `duplex` object. `token_ids`: the prompt's, as JSON, where they were asked for.
+    `own_at`: where in the hand-off its `duplex` object begins; 0: not where it can be added to in place. `report`: what
+    a guarded engine says in it. `token_ids`: the prompt's, as JSON, where they were asked for.
     """
 
-    failed: bool
-    hand_off: bytes | None
-    prompt_tokens: int
-    cached_tokens: int | None
-    report: PulledReport | None
-    own: bytes = NULL
-    token_ids: bytes | None = None
+    __slots__ = ("cached_tokens", "failed", "hand_off", "own_at", "prompt_tokens", "report", "token_ids")
+
+    def __init__(self, body: PrefillBody, told: EngineParams, report: OwnParams | None, params: bytes, at: int) -> None:
+        self.failed = _failed(body)
+        self.hand_off = params or None
+        self.own_at = at
+        self.prompt_tokens = _prompt_tokens(body.usage) if body.usage is not None else 0
+        self.cached_tokens = told.cached
+        self.report = report
+        ids = body.prompt_token_ids
+        self.token_ids = None if is_null(ids) else bytes(ids)
+
+
+def _failed(answer: PrefillBody) -> bool:
+    """Tell whether a 200 is a failure all the same."""
+    for choice in answer.choices:
+        if choice.finish_reason == FINISHED_BY_ERROR:
+            return True
+    return not answer.choices and answer.status not in ("completed", "incomplete") and answer.type != "message"
+
+
+def _prompt_tokens(usage: PrefillUsage) -> int:
+    """Return the prompt's tokens, those from a cache among them."""
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return usage.prompt_tokens or usage.input_tokens + cached
+
+
+def _has_ours(own: OwnParams) -> bool:
+    """Tell whether a `duplex` object has a key that is the router's to add."""
+    return len(own.ttl) + len(own.threshold) + len(own.keep) > 0
 
 
 def read_prefill_answer(body: bytes) -> PrefillAnswer:
     """Read the body of a 200. A `finish_reason` of `error` is a failure (smg#2382). Raises WireError."""
+    cut = cut_at_end(body)
     try:
+        if cut is not None:
+            shown, params = cut
+            try:
+                return _prefill_answer(decode_prefill(shown), params)
+            except msgspec.DecodeError:
+                pass  # the key that was found is not the one at the top
         answer = decode_prefill(body)
-        given = not is_null(answer.kv_transfer_params)
-        told = decode_engine_params(answer.kv_transfer_params) if given else EngineParams()
-        report = None if is_null(told.duplex) else decode_report(told.duplex)
+        return _prefill_answer(answer, b"" if is_null(answer.kv_transfer_params) else bytes(answer.kv_transfer_params))
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a prefill answer: {error}") from error
-    return PrefillAnswer(
-        failed=answer.failed(),
-        hand_off=bytes(answer.kv_transfer_params) if given else None,
-        prompt_tokens=answer.usage.prompt() if answer.usage else 0,
-        cached_tokens=told.cached,
-        report=report,
-        own=bytes(told.duplex),
-        token_ids=None if is_null(answer.prompt_token_ids) else bytes(answer.prompt_token_ids),
-    )
+
+
+def _prefill_answer(answer: PrefillBody, params: bytes) -> PrefillAnswer:
+    if not params:
+        return PrefillAnswer(answer, EngineParams(), None, b"", 0)
+    told, report, at = _read_params(params, decode_engine_params)
+    return PrefillAnswer(answer, told, report, params, at)
+
+
+_Keys = TypeVar("_Keys", EngineParams, HandleKeys)
+
+
+def _read_params(params: bytes, decode: Callable[[bytes], _Keys]) -> tuple[_Keys, OwnParams | None, int]:
+    """Return what params say, their `duplex` object, and where that begins if keys of ours can be added to it in place.
+
+    It can where it stands last and is not empty, as engines write it: then both parts are JSON and are read apart, so
+    that each byte is read once.
+    """
+    at = params.rfind(_OWN_OPENING) + len(_OWN_FIELD)
+    if at > len(_OWN_FIELD) and params.endswith(_BOTH_ENDS):
+        try:
+            keys = decode(b"%b}" % params[: at - len(_OWN_FIELD)])
+            own = decode_own(params[at:-1])
+            if is_null(keys.duplex):
+                return keys, own, 0 if _has_ours(own) else at
+        except msgspec.DecodeError:
+            pass  # what was found stands deeper
+    keys = decode(params)
+    return keys, None if is_null(keys.duplex) else decode_own(keys.duplex), 0
+
+
+_KEY = b'"%b":' % Params.FIELD.encode()
+_OPENING = _KEY + b"{"
+_OWN_FIELD = f',"{Params.DUPLEX}":'.encode()
+_OWN_OPENING = _OWN_FIELD + b'{"'
+_BOTH_ENDS = b"}}"
+
+
+def cut_at_end(data: bytes) -> tuple[bytes, bytes] | None:
+    """Return an answer with null for its kv_transfer_params, and these, where they stand last as engines write them.
+
+    None where they do not. What is cut so is right if both parts are JSON, which their readers see: then the key
+    stands at the top, and once. So each byte is read once.
+    """
+    at = data.find(_OPENING)
+    if at < 0 or not data.endswith(_BOTH_ENDS):
+        return None
+    at += len(_KEY)
+    return b"%bnull}" % data[:at], data[at:-1]
 
 
 def _with_duplex(fields: Mapping[str, Value], more: Mapping[str, bytes]) -> bytes:
@@ -86,25 +158,11 @@ def _with_duplex(fields: Mapping[str, Value], more: Mapping[str, bytes]) -> byte
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
 
-_REASON = b'"reason"'
-_OWN_KEY = f'"{Params.DUPLEX}":'.encode()
+_PULL_FAILED: Final = Reason.PULL_FAILED.value
 _TOKEN_IDS_KEY = f'"{Params.PROMPT_TOKEN_IDS}":'.encode()
-
-
-def _add_to_own(params: bytes, own: bytes, more: Mapping[str, bytes]) -> bytes:
-    """Return params with more keys in their `duplex` object, `own`: in place where it stands last, as engines write it.
-
-    Raises WireError where they are no JSON object.
-    """
-    names = [b'"%b":' % name.encode() for name in more]
-    if own[:2] == b'{"' and params.endswith(b"%b%b}" % (_OWN_KEY, own)):
-        for name in names:
-            if name in own:
-                break
-        else:
-            added = b",".join([name + value for name, value in zip(names, more.values(), strict=True)])
-            return b"%b{%b,%b}" % (params[: -len(own) - 1], added, own[1:])
-    return _with_duplex(split_object(params), more)
+_TTL_KEY = f'"{Duplex.TTL}":'.encode()
+_THRESHOLD_KEY = f'"{Duplex.THRESHOLD}":'.encode()
+_KEEP_IT = f'"{Duplex.KEEP}":true'.encode()
 
 
 @functools.lru_cache(maxsize=64)
@@ -112,16 +170,24 @@ def _number(value: float) -> bytes:
     return msgspec.json.encode(int(value) if value == int(value) else value)
 
 
-def hand_off_to_decode(params: bytes, own: bytes, ttl_seconds: float, token_ids: bytes | None = None) -> bytes:
+def hand_off_to_decode(answer: PrefillAnswer, ttl_seconds: float, *, with_token_ids: bool) -> bytes:
     """Return a prefill engine's hand-off for the decode leg, asking that the finished turn be held for `ttl_seconds`.
 
-    `own`: its `duplex` object. `token_ids`: the prompt's, which vLLM >= 0.32 then takes instead of rendering the
-    messages again.
+    `with_token_ids`: the prompt's go along if the answer names them, which vLLM >= 0.32 then takes instead of rendering
+    the messages again. Raises WireError where there is no hand-off.
     """
-    params = _add_to_own(params, own, {Duplex.TTL: _number(ttl_seconds)})
-    if token_ids is None:
+    params, at = answer.hand_off, answer.own_at
+    if params is None:
+        raise WireError("nothing is handed off")
+    ttl = _number(ttl_seconds)
+    if at:
+        params = b"%b%b%b,%b" % (params[: at + 1], _TTL_KEY, ttl, params[at + 1 :])
+    else:
+        params = _with_duplex(split_object(params), {Duplex.TTL: ttl})
+    token_ids = answer.token_ids
+    if token_ids is None or not with_token_ids:
         return params
-    if _TOKEN_IDS_KEY in params or params[:2] != b'{"':
+    if params.find(_TOKEN_IDS_KEY) >= 0 or params[:2] != b'{"':
         return join_object({**split_object(params), Params.PROMPT_TOKEN_IDS: token_ids})
     return b"{%b%b,%b" % (_TOKEN_IDS_KEY, token_ids, params[1:])
 
@@ -148,6 +214,12 @@ def renewals(seconds: Mapping[str, float]) -> bytes:
     return _with_duplex(fields, {Duplex.RENEW: wanted})
 
 
+@functools.lru_cache(maxsize=4096)
+def _boot_of(engine_id: str) -> str:
+    """Return what all ranks of an engine share of their ids."""
+    return _DATA_PARALLEL_SUFFIX.sub("", engine_id)
+
+
 class Handle:
     """The kv_transfer_params that a decode engine returned: they name the KV that it holds.
 
@@ -156,22 +228,20 @@ class Handle:
     read the hand-off of the turn that it ends, and computed instead.
     """
 
-    __slots__ = ("_own_size", "_raw", "_raw_expiry", "boot", "computed_alone", "expiry", "request_id", "tokens")
+    __slots__ = ("_own_at", "_raw", "_raw_expiry", "boot", "computed_alone", "expiry", "request_id", "tokens")
 
     def __init__(self, raw: bytes) -> None:
         """Read a handle. Raises WireError where a key is missing that every pull needs."""
         try:
-            keys = decode_handle(raw)
-            own = bytes(keys.duplex)
-            complaint = decode_complaint(own) if _REASON in own else None
+            keys, own, at = _read_params(raw, decode_handle)
         except (msgspec.DecodeError, RecursionError) as error:
             raise WireError(f"not a handle: {error}") from error
         self.request_id = keys.request_id
-        self.boot = _DATA_PARALLEL_SUFFIX.sub("", keys.engine_id)
+        self.boot = _boot_of(keys.engine_id)
         self.tokens = keys.tokens
         self.expiry = keys.expiry
-        self.computed_alone = complaint is not None and complaint.reason == Reason.PULL_FAILED
-        self._raw, self._raw_expiry, self._own_size = raw, keys.expiry, len(own)
+        self.computed_alone = own is not None and own.reason == _PULL_FAILED
+        self._raw, self._raw_expiry, self._own_at = raw, keys.expiry, at
 
     def encode(self) -> bytes:
         """Return the handle as JSON, its expiry as it now is: `Handle` reads it back."""
@@ -179,9 +249,11 @@ class Handle:
 
     def offer(self, threshold_tokens: int) -> bytes:
         """Return the params for a guarded prefill leg: a pull that leaves the hold where it is."""
-        more = {Duplex.THRESHOLD: _number(threshold_tokens), Duplex.KEEP: b"true"}
-        params = self.encode()
-        return _add_to_own(params, params[-1 - self._own_size : -1], more)
+        threshold, at, raw = _number(threshold_tokens), self._own_at, self._raw
+        if at and self.expiry == self._raw_expiry:
+            return b"%b%b%b,%b,%b" % (raw[: at + 1], _THRESHOLD_KEY, threshold, _KEEP_IT, raw[at + 1 :])
+        more = {Duplex.THRESHOLD: threshold, Duplex.KEEP: b"true"}
+        return _with_duplex(split_object(self.encode()), more)
 
     def trimmed(self, tokens: int, block_size: int) -> bytes | None:
         """Return the params for a stock prefill leg, cut to the first `tokens` tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -11,9 +12,8 @@ from duplex_connector.contract import Params
 
 from .errors import WireError
 from .fields import NULL, Piece, Value, join_object, split_object
+from .params import FINISHED_BY_ERROR, Handle, cut_at_end
 from .shapes import Choice, Event, Usage, decode_event
-
-FINISHED_BY_ERROR = "error"
 
 
 def given(value: Raw) -> bool:
@@ -27,6 +27,10 @@ _FIELD = Params.FIELD.encode()
 _KEY = b'"%b":' % _FIELD
 _NULL_SIZE = len(NULL)
 _DONE = b"[DONE]"
+# As numbers: to look for bytes in bytes, CPython first tries to take these for a number, and raises and drops an error.
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
+_LINE_END: Final = ord("\n")
 _CONTENT_KEY = b'"content":"'
 _TEXT_KEY = b'"text":"'
 
@@ -67,16 +71,20 @@ class Reply:
     __slots__ = ("_text", "tool_calls")
 
     def __init__(self) -> None:
-        self._text: list[str] = []
+        self._text: list[bytes] = []
         self.tool_calls: dict[int, ToolCall] = {}
 
     @property
     def text(self) -> str:
         """The reply's content; empty where there is none."""
-        return "".join(self._text)
+        return b"".join(self._text).decode("utf-8", "replace")
 
     def say(self, text: str) -> None:
         """Take text that follows what there is."""
+        self._text.append(text.encode("utf-8", "replace"))
+
+    def say_plain(self, text: bytes) -> None:
+        """Take text as it stands in JSON, where that is what it says."""
         self._text.append(text)
 
     def add(self, choice: Choice) -> None:
@@ -84,10 +92,10 @@ class Reply:
         message = choice.delta or choice.message
         if message is None:
             if choice.text:
-                self._text.append(choice.text)
+                self.say(choice.text)
             return
         if message.content:
-            self._text.append(message.content)
+            self.say(message.content)
         if message.tool_calls:
             streamed = message is choice.delta
             for position, part in enumerate(message.tool_calls):
@@ -97,33 +105,78 @@ class Reply:
                     call.arguments += part.function.arguments or ""
 
 
+def _says_something(event: Event) -> bool:
+    """Tell whether an event carries more than a role: only then has the engine got through its hand-off."""
+    for choice in event.choices:
+        delta = choice.delta
+        if delta is None or choice.finish_reason is not None or delta.content or delta.tool_calls:
+            return True
+        if delta.reasoning or delta.reasoning_content:
+            return True
+    return not event.choices
+
+
 class Observer:
     """Keeps what a turn needs of the answer that passes: the handle, the usage, the reply, whether it failed.
 
-    `next_sequence`: the number of the next event, in a stream that numbers them. `ended`: the event has been seen after
-    which a client knows that the stream says no more, although its last bytes may be on their way.
+    `handle`: as it came; `held`: the same, read, where it could be read at once. `next_sequence`: the number of the
+    next event, in a stream that numbers them. `ended`: the event has been seen after which a client knows that the
+    stream says no more, although its last bytes may be on their way. `before` and `after`: what stands around an
+    event's text, where the next may be equal but for that; both empty where none may.
     """
 
-    __slots__ = ("_after", "_before", "ended", "failed", "handle", "next_sequence", "reply", "spoke", "usage")
+    __slots__ = (
+        "after", "before", "ended", "failed", "handle", "held", "next_sequence", "reply", "spoke", "usage",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.handle: bytes | None = None
+        self.held: Handle | None = None
         self.usage: Usage | None = None
         self.reply = Reply()
         self.failed = False
         self.spoke = False
         self.ended = False
         self.next_sequence = 0
-        self._before = self._after = b""
+        self.before = self.after = b""
 
     def pass_on(self, data: bytes) -> bytes:
         """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
-        if self._after and self._is_next_text(data):
+        if self.after and self._is_next_text(data):
             return data
+        if data == _DONE:
+            self.spoke = self.ended = True
+            return data
+        cut = cut_at_end(data)
+        if cut is not None:
+            shown, raw = cut
+            if self._read_cut(shown, raw):
+                return shown
         try:
             event = decode_event(data)
         except (msgspec.DecodeError, RecursionError):
             return self._pass_on_unknown(data)
+        self._read(event)
+        if len(event.kv_transfer_params) == _NULL_SIZE:
+            self._learn(data, event)
+            return data
+        self.handle = bytes(event.kv_transfer_params)
+        return _without(data, self.handle)
+
+    def _read_cut(self, shown: bytes, raw: bytes) -> bool:
+        """Read an event and the handle that was cut from its end; false where that was not the event's own."""
+        try:
+            event = decode_event(shown)
+            held = Handle(raw)
+        except (msgspec.DecodeError, RecursionError, WireError):
+            return False
+        if len(event.kv_transfer_params) != _NULL_SIZE:
+            return False
+        self._read(event)
+        self.handle, self.held = raw, held
+        return True
+
+    def _read(self, event: Event) -> None:
         for choice in event.choices:
             self.reply.add(choice)
             if choice.finish_reason == FINISHED_BY_ERROR:  # in a 200, that is (smg#2382)
@@ -133,26 +186,24 @@ class Observer:
         if len(event.error) != _NULL_SIZE:
             self.failed = True
         if not self.spoke:
-            self.spoke = event.says_something()
-        if len(event.kv_transfer_params) == _NULL_SIZE:
-            self._learn(data, event)
-            return data
-        self.handle = bytes(event.kv_transfer_params)
-        return _without(data, self.handle)
+            self.spoke = _says_something(event)
 
     def _is_next_text(self, data: bytes) -> bool:
-        """Take an event that is equal to one that was read, but for its text; say whether it is.
+        """Take an event that is equal to one that was read, but for its text; say whether it is."""
+        start, stop = len(self.before), len(data) - len(self.after)
+        if stop < start or not data.startswith(self.before) or not data.endswith(self.after):
+            return False
+        return self.says(data[start:stop])
 
-        What stands in place of the text has no quote and no escape, so that it is one string, as the former was: no
-        field can have come or gone. Nearly all events of a stream are so, and this costs a tenth of reading them.
+    def says(self, text: bytes) -> bool:
+        """Take what stands in place of the last event's text; false where it is not just another text.
+
+        It has no quote, no escape and no line's end, so that it is one string, as the former was: no field can have
+        come or gone. Nearly all events of a stream are so, and this costs a tenth of reading them.
         """
-        start, stop = len(self._before), len(data) - len(self._after)
-        if stop < start or not data.startswith(self._before) or not data.endswith(self._after):
+        if _QUOTE in text or _BACKSLASH in text or _LINE_END in text:
             return False
-        text = data[start:stop]
-        if b'"' in text or b"\\" in text:
-            return False
-        self.reply.say(text.decode("utf-8", "replace"))
+        self.reply.say_plain(text)
         return True
 
     def _learn(self, data: bytes, event: Event) -> None:
@@ -167,15 +218,18 @@ class Observer:
             return
         else:
             text, key = delta.content, _CONTENT_KEY
-        # The key with its quotes and colon cannot stand within a string, where quotes are escaped.
-        if not text or data.count(key) != 1:
+        if not text:
             return
-        start, said = data.index(key) + len(key), text.encode("utf-8", "surrogatepass")
+        # The key with its quotes and colon cannot stand within a string, where quotes are escaped.
+        start = data.find(key) + len(key)
+        if start < len(key) or data.find(key, start) >= 0:
+            return
+        said = text.encode("utf-8", "surrogatepass")
         if data.startswith(b'%b"' % said, start):
-            self._before, self._after = data[:start], data[start + len(said) :]
+            self.before, self.after = data[:start], data[start + len(said) :]
 
     def _pass_on_unknown(self, data: bytes) -> bytes:
-        """Pass on what is not an event as known here, such as `[DONE]`, but never an engine's handle within it."""
+        """Pass on what is not an event as known here, but never an engine's handle within it."""
         self.spoke = True
         self.ended = self.ended or data == _DONE
         if data == _DONE or not may_hold_params(data):

@@ -1,6 +1,7 @@
 """The JSON of engines and clients as far as the router reads it: what is not named here is skipped, not decoded.
 
 Apart from what uses them, so that the rest of the hot path can be compiled: msgspec makes its types while it runs.
+So they have no methods, which would be interpreted.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from duplex_connector.contract import Params
+from duplex_connector.contract import Duplex, Params
 
 _NULL = b"null"
+_ABSENT = Raw(b"")
 
 
 class Function(msgspec.Struct, gc=False):
@@ -61,21 +63,12 @@ class Event(msgspec.Struct, gc=False):
     error: Raw = Raw(_NULL)
     kv_transfer_params: Raw = Raw(_NULL)
 
-    def says_something(self) -> bool:
-        """Tell whether it carries more than a role: only then has the engine got through its hand-off."""
-        return not self.choices or any(
-            choice.delta is None
-            or choice.finish_reason is not None
-            or choice.delta.content
-            or choice.delta.reasoning
-            or choice.delta.reasoning_content
-            or choice.delta.tool_calls
-            for choice in self.choices
-        )
 
+class OwnParams(msgspec.Struct, gc=False):
+    """An engine's `duplex` object: what it made of the handle or hand-off it was given, in tokens of this prompt.
 
-class PulledReport(msgspec.Struct):
-    """What a guarded prefill engine says of the handle it was given, in tokens of this prompt."""
+    `ttl`, `threshold`, `keep` are the router's to say: no engine has them.
+    """
 
     outcome: str = ""
     reason: str = ""
@@ -83,16 +76,19 @@ class PulledReport(msgspec.Struct):
     pulled: int = 0
     local: int = 0
     computed: int | None = None
+    ttl: Raw = msgspec.field(default=_ABSENT, name=Duplex.TTL)
+    threshold: Raw = msgspec.field(default=_ABSENT, name=Duplex.THRESHOLD)
+    keep: Raw = msgspec.field(default=_ABSENT, name=Duplex.KEEP)
 
 
-class EngineParams(msgspec.Struct):
+class EngineParams(msgspec.Struct, gc=False):
     """What a prefill engine says in its kv_transfer_params beside the hand-off."""
 
     cached: int | None = msgspec.field(default=None, name=Params.CACHED_TOKENS)
     duplex: Raw = Raw(_NULL)
 
 
-class PrefillUsage(msgspec.Struct):
+class PrefillUsage(msgspec.Struct, gc=False):
     """OpenAI's counts, or Anthropic's, whose input leaves out what came from a cache."""
 
     prompt_tokens: int = 0
@@ -100,19 +96,14 @@ class PrefillUsage(msgspec.Struct):
     cache_read_input_tokens: int | None = 0
     cache_creation_input_tokens: int | None = 0
 
-    def prompt(self) -> int:
-        """Return the prompt's tokens, those from a cache among them."""
-        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return self.prompt_tokens or self.input_tokens + cached
 
-
-class PrefillChoice(msgspec.Struct):
+class PrefillChoice(msgspec.Struct, gc=False):
     """One of a prefill answer's choices."""
 
     finish_reason: str | None = None
 
 
-class PrefillBody(msgspec.Struct):
+class PrefillBody(msgspec.Struct, gc=False):
     """An answer of any of the endpoints: with choices, a response with its status, or a message by its type."""
 
     choices: list[PrefillChoice] = []
@@ -122,20 +113,8 @@ class PrefillBody(msgspec.Struct):
     prompt_token_ids: Raw = Raw(_NULL)
     kv_transfer_params: Raw = Raw(_NULL)
 
-    def failed(self) -> bool:
-        """Tell whether a 200 is a failure all the same."""
-        if self.choices:
-            return any(choice.finish_reason == "error" for choice in self.choices)
-        return self.status not in ("completed", "incomplete") and self.type != "message"
 
-
-class Complaint(msgspec.Struct):
-    """Why a decode engine could not read a hand-off."""
-
-    reason: str = ""
-
-
-class HandleKeys(msgspec.Struct):
+class HandleKeys(msgspec.Struct, gc=False):
     """What every handle must have, and what is read of it."""
 
     request_id: str = msgspec.field(name=Params.REQUEST_ID)
@@ -225,8 +204,7 @@ class ResponseEvent(msgspec.Struct):
 decode_event = msgspec.json.Decoder(Event).decode
 decode_prefill = msgspec.json.Decoder(PrefillBody).decode
 decode_engine_params = msgspec.json.Decoder(EngineParams).decode
-decode_report = msgspec.json.Decoder(PulledReport).decode
-decode_complaint = msgspec.json.Decoder(Complaint).decode
+decode_own = msgspec.json.Decoder(OwnParams).decode
 decode_handle = msgspec.json.Decoder(HandleKeys).decode
 decode_types = msgspec.json.Decoder(list[Typed]).decode
 decode_typed = msgspec.json.Decoder(Typed).decode

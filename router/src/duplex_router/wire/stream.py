@@ -23,7 +23,7 @@ class StreamRelay:
     `done`: the body is complete. `observer`: what was seen. Raises WireError on broken framing.
     """
 
-    __slots__ = ("_carry", "_partial", "_reader", "done", "observer", "surplus")
+    __slots__ = ("_after", "_before", "_carry", "_partial", "_reader", "done", "observer", "surplus")
 
     def __init__(self, head: ResponseHead, observer: Observer) -> None:
         self.observer = observer
@@ -32,6 +32,7 @@ class StreamRelay:
         self._carry = b""  # an incomplete chunk, or its first line
         self._partial = b""  # payload of whole chunks after the last whole event
         self._reader = None if head.chunked else BodyReader(length=head.length)
+        self._before = self._after = b""  # what stands around the text of a chunk like the last one
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the body and return what the client may have of them."""
@@ -78,9 +79,13 @@ class StreamRelay:
                 if size > MAX_EVENT_BYTES:
                     raise WireError("a chunk is too large")
                 break
+            if self._before and not self._partial and self._is_next_text(data, start, stop + 2):
+                position = stop + 2
+                continue
             payload = data[start:stop]
             if data[stop - 2 : stop + 2] == _EVENT_AND_CHUNK_END and not self._partial:
                 shown = self._look(payload)
+                self._learn()
                 if shown is not payload:
                     out += [data[kept:position], chunk(shown)]
                     kept = stop + 2
@@ -97,10 +102,28 @@ class StreamRelay:
         out.append(data[kept:position])
         return b"".join(out)
 
+    def _is_next_text(self, data: bytes, start: int, stop: int) -> bool:
+        """Tell whether a chunk, and the line's end after it, is one event like the last but for its text; take that."""
+        before, after = self._before, self._after
+        text_start, text_stop = start + len(before), stop - len(after)
+        if text_stop < text_start or not data.startswith(before, start) or not data.endswith(after, start, stop):
+            return False
+        return self.observer.says(data[text_start:text_stop])
+
+    def _learn(self) -> None:
+        """Keep what a chunk must have around its text to be like the last, where that may be."""
+        before = self.observer.before
+        if before:
+            self._before, self._after = _DATA + before, self.observer.after + _EVENT_AND_CHUNK_END
+
     def _end_of_chunks(self, data: bytes, position: int) -> None:
         """Read the last chunk and its trailer, which starts at `position`."""
+        rest = data[position:]
+        if rest == LAST_CHUNK:
+            self.done, self._carry = True, b""
+            return
         last = BodyReader(length=None, chunked=True)
-        last.feed(data[position:])
+        last.feed(rest)
         self.done, self.surplus = last.done, last.surplus
         self._carry = b"" if last.done else data[position:]
 
