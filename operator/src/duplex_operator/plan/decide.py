@@ -34,7 +34,7 @@ KEPT_KIND: Final = "ControllerRevision"
 """Kind of the objects that keep a revision's engine Deployments as they were first rendered."""
 
 UNSTEADY_SECONDS: Final = 3.0
-STEADY_SECONDS: Final = 15.0
+STEADY_SECONDS: Final = 30.0
 STALLED_SECONDS: Final = 300.0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from duplex_operator.api import Problem, Reason, Status
 from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Plan, Pod, RouterStats, plan, plan_stalled
+from duplex_operator.plan.decide import STEADY_SECONDS
 from duplex_operator.plan.observed import Canary, Trouble
 from duplex_operator.render import RenderContext
 
@@ -51,7 +52,7 @@ def test_a_serving_that_serves_is_ready_and_looked_at_less_often() -> None:
     assert condition(decided, "Ready")[:2] == ("True", "Serving")
     assert condition(decided, "Progressing")[:2] == ("True", "RolledOut")
     assert condition(decided, "Reconciling") == ("", "", "")
-    assert decided.requeue_after == 15.0
+    assert decided.requeue_after == STEADY_SECONDS
 
 
 def test_ready_needs_a_token_and_not_only_pods() -> None:

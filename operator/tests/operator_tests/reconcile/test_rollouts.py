@@ -10,6 +10,7 @@ import pytest
 from duplex_connector.contract import Annotation
 from duplex_kube.errors import ConflictError, TransientError
 from duplex_operator.plan import Scale
+from duplex_operator.plan.decide import STEADY_SECONDS
 from duplex_operator.reconcile.kinds import BY_KIND
 from operator_tests.fake_clock import FakeClock
 from operator_tests.fake_kube import Cluster
@@ -43,7 +44,7 @@ async def settle(inner: Inner, site: Site, rounds: int = ROUNDS) -> None:
             assert name in before or pod["metadata"]["labels"]["duplex.dev/role"] == "router", f"{name} was not drained"
         assert site.takes_conversations() or not served
         served = site.takes_conversations()
-        if after == 15.0 and condition(site._cluster, "Reconciling") == ("", "", ""):
+        if after == STEADY_SECONDS and condition(site._cluster, "Reconciling") == ("", "", ""):
             return
     raise AssertionError("no rest")
 

@@ -6,6 +6,7 @@ import pytest
 
 from duplex_connector.contract import Label
 from duplex_kube.api import SERVICES
+from duplex_operator.plan.decide import STEADY_SECONDS
 from duplex_operator.reconcile import reconciler
 from duplex_operator.reconcile.reconciler import FULL_LOOK_SECONDS
 from operator_tests.fake_clock import FakeClock
@@ -34,7 +35,7 @@ async def at_rest(inner: Inner, site: Site) -> None:
     """Bring a serving to rest, all that it has written included."""
     await settle(inner, site)
     for _ in range(3):
-        inner.clock.jump(20)
+        inner.clock.jump(40)
         await inner.reconcile()
 
 
@@ -46,8 +47,8 @@ async def test_nothing_is_decided_while_nothing_changes(decided: list[float]) ->
         await at_rest(inner, site)
         before = len(decided)
         for _ in range(5):
-            clock.jump(20)
-            assert await inner.reconcile() == 15.0
+            clock.jump(40)
+            assert await inner.reconcile() == STEADY_SECONDS
         assert len(decided) == before
         clock.jump(FULL_LOOK_SECONDS)
         await inner.reconcile()
@@ -61,7 +62,7 @@ async def test_what_routers_say_anew_is_told() -> None:
     async with an_operator(cluster, clock) as inner:
         await at_rest(inner, site)
         inner.stats = {**site.stats(), "reuse": {"eligible": 4, "full": 4}, "turns": 5}
-        clock.jump(20)
+        clock.jump(40)
         await inner.reconcile()
         assert cluster.objects["disaggregatedservings", "n", "chat"]["status"]["reuse"]["turns"] == 5
 
@@ -74,7 +75,7 @@ async def test_an_engine_that_is_evicted_is_announced() -> None:
         await at_rest(inner, site)
         pod = next(pod for pod in site.pods() if pod["metadata"]["labels"][Label.ROLE] == "decode")
         site.evict(pod)
-        clock.jump(20)
+        clock.jump(40)
         await inner.reconcile()
         assert site.fleet()["draining"] == [pod["metadata"]["name"]]
 
