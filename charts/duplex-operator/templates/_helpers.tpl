@@ -38,6 +38,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Seeing nodes takes a right on the whole cluster, which an installation for some namespaces has not. */}}
+{{- define "duplex.watchNodes" -}}
+{{- and .Values.watchNodes (empty .Values.watchNamespaces) -}}
+{{- end -}}
+
 {{/* What the operator may do where it watches. Each rule says what it is for. */}}
 {{- define "duplex.rules" -}}
 # The servings themselves: watched; only their status is written.

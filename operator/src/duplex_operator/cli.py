@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--router-image", required=True, help="image of the routers")
     run.add_argument("--connector-image", required=True, help="image whose init container brings the connector")
     run.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
+    run.add_argument("--watch-nodes", action="store_true", help="replace and empty engines on cordoned nodes")
     run.add_argument("--lease-namespace", default=None, help="namespace of the Lease; left out: the pod's own")
     run.add_argument("--lease-name", default="duplex-operator", help="name of the Lease")
     run.add_argument("--cluster-domain", default="cluster.local", help="DNS domain of Services")
@@ -74,6 +75,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         lease_namespace=options.lease_namespace or own,
         lease_name=options.lease_name,
         namespaces=tuple(options.namespace),
+        watch_nodes=options.watch_nodes,
         cluster_domain=options.cluster_domain,
         kubeconfig=options.kubeconfig,
         health_host=options.health_host,

@@ -177,7 +177,9 @@ class Spec(ApiModel):
     network_policy: Switch = Switch()
     """NetworkPolicies around the pods of the serving."""
     pod_disruption_budget: Switch = Switch()
-    """PodDisruptionBudgets that let one pod of each role go at a time."""
+    """A PodDisruptionBudget for each role: evictions may take as many engines as rollout.maxUnavailable lets miss.
+    Where that is none (the default), a node drain waits until the operator, which sees the node cordoned, has replaced
+    and emptied its engines. An operator that watches some namespaces only sees no nodes, and lets one go at a time."""
     monitoring: Monitoring = Monitoring()
     """Objects for a metrics system."""
     suspend: bool = False

@@ -91,7 +91,7 @@ class Host:
         api = self._api.guarded(leadership.check)
         await wait_for_kind(api, settings.namespaces, clock)
         servings = Servings()
-        children = self._children = Children(api, settings.namespaces, clock, self._changed)
+        children = self._children = Children(api, settings.namespaces, clock, self._changed, nodes=settings.watch_nodes)
         reconciler = Reconciler(
             servings=servings,
             children=children,

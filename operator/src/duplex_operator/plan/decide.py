@@ -9,6 +9,7 @@ from duplex_connector.contract import Label, Role
 from duplex_operator.api import ConditionType, DisaggregatedServing, Problem, Reason, Status, resolve
 from duplex_operator.plan.conditions import Draft, EventDraft, merge_conditions, transitions
 from duplex_operator.plan.drain import Drain, Mark, drain
+from duplex_operator.plan.evacuation import room_of
 from duplex_operator.plan.evidence import reuse_condition, transport_condition
 from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
@@ -92,22 +93,27 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     size = wanted_sizes(serving, observed)
     replicas = {role.value: getattr(size, role) for role in Role}
     progress = look(serving, wanted.revision, observed, now)
+    bounds = bounds_of(serving.spec.rollout)
     target = Target(
         wanted.revision,
         size,
-        bounds_of(serving.spec.rollout),
+        bounds,
         suspended=serving.spec.suspend,
         held=progress.held,
     )
     rollout = roll(target, observed)
     seconds = {"prefill": serving.spec.prefill.drain_seconds, "decode": serving.spec.decode.drain_seconds}
-    drained = drain(rollout, observed, seconds, now)
+    room = room_of(size, bounds)
+    # A rollout that goes on takes engines off such nodes itself.
+    settled = len({work.revision for work in observed.workloads}) <= 1 or progress.held
+    drained = drain(rollout, observed, seconds, now, room if settled and not serving.spec.suspend else None)
     newest = tuple(
         _resized(obj, drained.sizes[wanted.revision])
         for obj in _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))
     )
     old = tuple(_resized(obj, size) for size, obj in _old_engines(wanted.revision, drained, observed))
-    rest = tuple(obj for obj in wanted.rendered if not _is_engine(obj))
+    missing = room.missing if observed.sees_nodes else room.missing.most(Sizes(1, 1))
+    rest = tuple(_budgeted(obj, missing) for obj in wanted.rendered if not _is_engine(obj))
     keeping = () if wanted.revision in observed.kept else (_keep(serving, wanted.revision, engines),)
     apply = (*keeping, *rest, *newest, *old)
     healing = heal(resolve(serving.spec).capability, observed, now)
@@ -250,6 +256,16 @@ def _without_size(obj: KubeObject) -> KubeObject:
 
 def _resized(obj: KubeObject, size: Sizes) -> KubeObject:
     return {**obj, "spec": {**obj["spec"], "replicas": getattr(size, _role(obj))}}
+
+
+def _budgeted(obj: KubeObject, missing: Sizes) -> KubeObject:
+    """Let evictions take what a rollout might leave missing; the operator empties engines before, where it sees nodes.
+
+    Where it does not, one at a time must be let go, or no node could ever be drained.
+    """
+    if obj["kind"] != "PodDisruptionBudget":
+        return obj
+    return {**obj, "spec": {**obj["spec"], "maxUnavailable": getattr(missing, _role(obj))}}
 
 
 def _old_engines(wanted: str, drained: Drain, observed: Observed) -> Iterable[tuple[Sizes, KubeObject]]:

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from duplex_connector.contract import Annotation, Role
+from duplex_operator.plan.evacuation import Evacuation, Room, evacuate
 from duplex_operator.plan.fleet import acknowledged, ready_routers
 from duplex_operator.plan.observed import FIRST_TO_GO, TIME, Load, Observed, Pod
 from duplex_operator.plan.rollout import Rollout
@@ -68,13 +69,29 @@ class _View:
         load = self.load(pod)
         return self.loads is not None and not load.legs and not (load.tokens and pod.role == Role.DECODE)
 
+    def order(self, pod: Pod) -> tuple[bool, bool, bool, bool, int, int, str]:
+        """Sort engines that may go: what is not ready, what has begun to go, then what holds least of live value."""
+        load = self.load(pod)
+        begun = (not pod.doomed, not pod.draining_since, not pod.cordoned)
+        return pod.ready, *begun, load.value, load.legs, pod.name
+
+    def stamp(self, pod: Pod) -> str:
+        """Return since when a pod is taken out of use: now, where it is not yet."""
+        return pod.draining_since or self.now.strftime(TIME)
+
     def overdue(self, pod: Pod) -> bool:
         waited = self.now.replace(tzinfo=None) - datetime.strptime(pod.draining_since, TIME)  # noqa: DTZ007 - UTC
         return waited.total_seconds() >= self.seconds[pod.role]
 
 
-def drain(rollout: Rollout, observed: Observed, seconds: Mapping[str, int], now: datetime) -> Drain:
-    """Decide what may be taken away now of what the rollout wants to be gone. ``seconds``: longest wait by role."""
+def drain(
+    rollout: Rollout, observed: Observed, seconds: Mapping[str, int], now: datetime, room: Room | None = None
+) -> Drain:
+    """Decide what may be taken away now of what the rollout wants to be gone. ``seconds``: longest wait by role.
+
+    ``room``: what there may be more or less of while engines leave nodes that are about to go; None: they stay, unless
+    the rollout takes them away.
+    """
     view = _View(
         acknowledged=acknowledged(observed),
         announced=frozenset((observed.fleet or {}).get("draining") or ()),
@@ -88,28 +105,61 @@ def drain(rollout: Rollout, observed: Observed, seconds: Mapping[str, int], now:
     sizes, announced, marks, waiting = {}, [], [], []
     for revision in {**rollout.sizes, **{name: Sizes() for name in present if name not in rollout.sizes}}:
         wanted = rollout.sizes.get(revision, Sizes())
-        victims: dict[str, list[Pod]] = {}
-        counts: dict[str, int] = {}
-        for role in Role:
-            has, wants = present.get(revision, {}).get(role, 0), getattr(wanted, role)
-            living = [pod for pod in _pods(observed, revision, role) if not pod.terminating]
-            # Replicas without a pod need nobody's leave. Of more pods than replicas some are about to be deleted.
-            victims[role] = _victims(living, max(0, len(living) - wants), view)
-            done = [pod for pod in victims[role] if not pod.ready or pod.doomed]
-            counts[role] = min(has, max(wants, len(living) - len(done))) if wants < has else wants
-            marks += [Mark(pod.name, pod.uid) for pod in living if pod.draining_since and pod not in victims[role]]
+        roles = {
+            role: _role(
+                role, _pods(observed, revision, role), present.get(revision, {}).get(role, 0), wanted, room, view
+            )
+            for role in Role
+        }
+        marks += [mark for one in roles.values() for mark in one.marks]
+        waiting += [words for one in roles.values() for words in one.waiting]
+        victims = {role.value: one.victims for role, one in roles.items()}
         last = _last_pair(victims, view) if revision in present and not wanted.pair else ()
-        for pod in (pod for role in Role for pod in victims[role] if pod.ready):
+        for pod in (pod for one in roles.values() for pod in one.victims if pod.ready):
             named = bool(pod.draining_since) and pod not in last
             announced += [pod.name] if named else []
             mark = _mark(pod, view, named=named)
             marks += [mark] if mark is not None else []
             waiting += [] if pod.doomed else [_words(pod, view)]
-        if Sizes(**counts) or revision in rollout.sizes:
-            sizes[revision] = Sizes(**counts)
+        size = Sizes(*(one.size for one in roles.values()))
+        if size or revision in rollout.sizes:
+            sizes[revision] = size
     # Whoever deletes a pod past the operator: its preStop hook waits for what routers have there.
     ending = [pod.name for pod in observed.pods if pod.role in tuple(Role) and pod.terminating]
     return Drain(sizes, tuple(sorted({*announced, *ending})), tuple(marks), tuple(waiting))
+
+
+@dataclass(frozen=True, slots=True)
+class _OneRole:
+    """One role of a revision: which of its engines go, the size of its Deployment now, and what follows at once."""
+
+    victims: list[Pod]
+    size: int
+    marks: list[Mark]
+    waiting: list[str]
+
+
+def _role(  # noqa: PLR0917 - what is known of one role
+    role: str, pods: Sequence[Pod], has: int, wanted: Sizes, room: Room | None, view: _View
+) -> _OneRole:
+    wants: int = getattr(wanted, role)
+    living = [pod for pod in pods if not pod.terminating]
+    leaving = Evacuation(wants)
+    if room is not None:
+        leaving = evacuate(living, wants, getattr(room.spare, role), getattr(room.missing, role), view.order)
+    # Replicas without a pod need nobody's leave. Of more pods than replicas some are about to be deleted.
+    number = max(len(living) - leaving.size, len(leaving.first))
+    others = sorted((pod for pod in living if pod not in leaving.first), key=view.order)
+    victims = [*leaving.first, *others][:number]
+    stay = len(living) - sum(not pod.ready or pod.doomed for pod in victims)
+    # Those that are gone go before others come: a Deployment that shrinks and grows at once deletes nothing.
+    least = stay if leaving.gone else max(leaving.size, stay)
+    size = min(has, least) if leaving.gone or leaving.size < has else leaving.size
+    unmarked = [Mark(pod.name, pod.uid) for pod in living if pod.draining_since and pod not in victims]
+    # One that is not ready needs no time to empty; the mark tells the ReplicaSet which one goes.
+    sick = [Mark(pod.name, pod.uid, view.stamp(pod), done=True) for pod in leaving.gone if not pod.doomed]
+    waiting = [f"{pod.name} (on {pod.node}, which is about to go: no replacement is ready)" for pod in leaving.waiting]
+    return _OneRole(victims, size, [*unmarked, *sick], waiting)
 
 
 def _loads(observed: Observed) -> Mapping[str, Load] | None:
@@ -126,16 +176,6 @@ def _loads(observed: Observed) -> Mapping[str, Load] | None:
 
 def _pods(observed: Observed, revision: str, role: str) -> list[Pod]:
     return [pod for pod in observed.pods if pod.revision == revision and pod.role == role]
-
-
-def _victims(living: Sequence[Pod], number: int, view: _View) -> list[Pod]:
-    """Return which engines go: what is not ready, what has begun to go, then what holds least of live value."""
-
-    def key(pod: Pod) -> tuple[bool, bool, bool, int, int, str]:
-        load = view.load(pod)
-        return pod.ready, not pod.doomed, not pod.draining_since, load.value, load.legs, pod.name
-
-    return sorted(living, key=key)[:number]
 
 
 def _last_pair(victims: Mapping[str, Sequence[Pod]], view: _View) -> tuple[Pod, ...]:
@@ -157,7 +197,7 @@ def _last_pair(victims: Mapping[str, Sequence[Pod]], view: _View) -> tuple[Pod, 
 
 def _mark(pod: Pod, view: _View, *, named: bool) -> Mark | None:
     if not pod.draining_since:
-        return Mark(pod.name, pod.uid, view.now.strftime(TIME))
+        return Mark(pod.name, pod.uid, view.stamp(pod))
     heard = named and pod.name in view.announced and view.acknowledged
     if not pod.doomed and heard and (view.idle(pod) or view.overdue(pod)):
         return Mark(pod.name, pod.uid, pod.draining_since, done=True)

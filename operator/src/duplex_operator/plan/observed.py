@@ -31,7 +31,8 @@ class Pod:
 
     ``started``: when its containers last started; ``restarts``: how often they were restarted. ``preflight``: the last
     line of a preflight that let the engine start, empty where there is none. ``draining_since``: since when the
-    operator takes the engine out of use, empty where it does not; ``doomed``: it may be deleted.
+    operator takes the engine out of use, empty where it does not; ``doomed``: it may be deleted. ``cordoned``: its node
+    is about to go; ``ending``: within minutes, whatever is still on it.
     """
 
     name: str
@@ -47,6 +48,9 @@ class Pod:
     preflight: str = ""
     draining_since: str = ""
     doomed: bool = False
+    node: str = ""
+    cordoned: bool = False
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ class Observed:
 
     ``roles``: ServingRoles by role. ``kept``: the engine Deployments of each revision as they were first rendered.
     ``fleet``: the fleet document as written last, None if never. ``fleet_age``: seconds since then. ``stats``: by
-    router pod name, only those that answered. ``status``: the serving's present status.
+    router pod name, only those that answered. ``status``: the serving's present status. ``sees_nodes``: pods tell
+    whether their node is about to go.
     """
 
     workloads: tuple[Workload, ...] = ()
@@ -173,3 +178,4 @@ class Observed:
     fleet_age: float = 0.0
     stats: Mapping[str, RouterStats] = field(default_factory=dict)
     status: KubeObject = field(default_factory=dict)
+    sees_nodes: bool = False

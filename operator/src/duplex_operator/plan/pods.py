@@ -59,6 +59,7 @@ def pod_of(obj: KubeObject) -> Pod:
         restarts=sum(container.get("restartCount") or 0 for container in status.get("containerStatuses") or ()),
         preflight=_preflight(status),
         draining_since=_time(annotations.get(Annotation.DRAINING)),
+        node=(obj.get("spec") or {}).get("nodeName") or "",
         doomed=annotations.get(Annotation.DELETION_COST) == FIRST_TO_GO,
     )
 

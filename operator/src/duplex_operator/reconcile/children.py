@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from duplex_connector.contract import Label
-from duplex_kube.api import PODS, KubeApi, KubeObject, Resource, Selection
+from duplex_kube.api import NODES, PODS, KubeApi, KubeObject, Resource, Selection
 from duplex_kube.reflector import Change, Reflector
 from duplex_operator.plan import Pod, pod_of
 from duplex_operator.reconcile.kinds import CHILDREN
+from duplex_operator.reconcile.nodes import NodeState, state_of
 from duplex_operator.reconcile.servings import Key
 from duplex_operator.runtime.apply_cache import fingerprint
 from duplex_operator.runtime.clock import Clock
@@ -45,15 +46,31 @@ ChildName = tuple[str, str]
 
 
 class Children:
-    """All children and pods in the watched namespaces. ``on_change`` gets the key of a serving whose own changed."""
+    """All children and pods in the watched namespaces. ``on_change`` gets the key of a serving whose own changed.
 
-    def __init__(self, api: KubeApi, namespaces: Sequence[str], clock: Clock, on_change: Callable[[Key], None]) -> None:
+    ``nodes``: watch the nodes too, which takes a right on all of the cluster.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        namespaces: Sequence[str],
+        clock: Clock,
+        on_change: Callable[[Key], None],
+        *,
+        nodes: bool = False,
+    ) -> None:
+        self.sees_nodes = nodes
         self._on_change = on_change
+        self._leaving: dict[str, NodeState] = {}
         self._children: dict[Key, dict[ChildName, Child]] = defaultdict(dict)
         self._pods: dict[Key, dict[str, Pod]] = defaultdict(dict)
         places = [Selection(namespace, SELECTOR) for namespace in namespaces] or [Selection(None, SELECTOR)]
         times: dict[str, Any] = {"clock": clock.now, "sleep": clock.sleep}
-        self.reflectors: list[Reflector[Child] | Reflector[PodRecord]] = []
+        self.reflectors: list[Reflector[Child] | Reflector[PodRecord] | Reflector[NodeState]] = []
+        if nodes:
+            every = Selection(None)
+            self.reflectors.append(Reflector(api, NODES, every, trim=state_of, on_change=self._node_changed, **times))
         for place in places:
             for resource in CHILDREN:
                 trim = partial(_child, resource)
@@ -72,8 +89,12 @@ class Children:
         return self._children.get(key, {})
 
     def pods_of(self, key: Key) -> tuple[Pod, ...]:
-        """Return the pods labelled with a serving's name."""
-        return tuple(self._pods.get(key, {}).values())
+        """Return the pods labelled with a serving's name, with what their nodes are up to."""
+        return tuple(self._placed(pod) for pod in self._pods.get(key, {}).values())
+
+    def _placed(self, pod: Pod) -> Pod:
+        state = self._leaving.get(pod.node)
+        return pod if state is None else replace(pod, cordoned=True, ending=state is NodeState.ENDS)
 
     def _child_changed(self, change: Change[Child]) -> None:
         namespace = change.key[0]
@@ -90,6 +111,16 @@ class Children:
         if change.new is not None:
             self._pods[namespace, change.new.serving][change.new.pod.name] = change.new.pod
         self._tell(namespace, [one.serving for one in (change.old, change.new) if one is not None])
+
+    def _node_changed(self, change: Change[NodeState]) -> None:
+        _, name = change.key
+        before = self._leaving.pop(name, None)
+        after = change.new if change.new is not NodeState.STAYS else None
+        if after is not None:
+            self._leaving[name] = after
+        if before is not after:
+            for key in [key for key, pods in self._pods.items() if any(pod.node == name for pod in pods.values())]:
+                self._on_change(key)
 
     @staticmethod
     def _drop(index: dict[Key, dict[Any, Any]], key: Key, name: object) -> None:

@@ -18,8 +18,9 @@ def observe(
     fleet: KubeObject | None,
     fleet_age: float,
     stats: Mapping[str, RouterStats],
+    sees_nodes: bool = False,
 ) -> Observed:
-    """Reduce the children that a serving owns. ``fleet``, ``fleet_age`` and ``stats`` are as ``Observed`` has them."""
+    """Reduce the children that a serving owns. What has a name of ``Observed`` is as that has it."""
     owned = list(children)
     works = [workload_of(child.obj) for child in owned if child.kind == "Deployment"]
     return Observed(
@@ -33,6 +34,7 @@ def observe(
         fleet_age=fleet_age,
         stats=stats,
         status=status,
+        sees_nodes=sees_nodes,
     )
 
 

@@ -161,6 +161,7 @@ class Reconciler:
             fleet=fleet.document if fleet else None,
             fleet_age=self._clock.now() - fleet.since if fleet else 0.0,
             stats=seen.stats,
+            sees_nodes=self._children.sees_nodes,
         )
 
     def _newest_fleet(self, key: Key, seen: KubeObject | None) -> _Fleet | None:

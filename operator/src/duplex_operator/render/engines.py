@@ -68,13 +68,20 @@ def engine_pod(spec: Spec, context: RenderContext, resolved: Resolved, role: Res
 
 
 def render_disruption_budgets(serving: DisaggregatedServing, operator_version: str) -> list[dict[str, Any]]:
-    """Return a budget per role that lets one engine go at a time, across revisions."""
+    """Return a budget per role, across revisions: evictions take no engine before the operator has emptied it.
+
+    How many may go all the same is the plan's to say. Engines that are not ready hold no node up.
+    """
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": _of_role(serving, role, operator_version),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _role_labels(serving, role)}},
+            "spec": {
+                "maxUnavailable": 0,
+                "selector": {"matchLabels": _role_labels(serving, role)},
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
         }
         for role in Role
     ]

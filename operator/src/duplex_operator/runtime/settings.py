@@ -9,6 +9,7 @@ class Settings:
     """Settings of one operator process.
 
     ``namespaces`` empty: all of the cluster. ``identity`` is this process's name in the Lease and must be its own.
+    ``watch_nodes``: see cordoned nodes, and replace and empty their engines before a drain.
     ``lease_namespace`` is where it runs. ``cluster_domain`` is the DNS domain of Services.
     """
 
@@ -18,6 +19,7 @@ class Settings:
     lease_namespace: str
     lease_name: str = "duplex-operator"
     namespaces: tuple[str, ...] = ()
+    watch_nodes: bool = False
     cluster_domain: str = "cluster.local"
     kubeconfig: Path | None = None
     health_host: str = "127.0.0.1"

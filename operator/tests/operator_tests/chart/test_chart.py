@@ -66,12 +66,26 @@ def test_rights_shrink_with_the_watched_namespaces(control_plane: ControlPlane) 
     assert [arg for arg in args if arg.startswith("--namespace=")] == ["--namespace=a", "--namespace=b"]
 
 
+def test_nodes_are_seen_only_where_all_of_the_cluster_is_watched(control_plane: ControlPlane) -> None:
+    def watches(*settings: str) -> tuple[bool, bool]:
+        objects = rendered(control_plane, "rbac.aggregate=false", *settings)
+        container = objects["Deployment", SYSTEM, "duplex-operator"]["spec"]["template"]["spec"]["containers"][0]
+        return ("ClusterRole", "", "duplex-operator-nodes") in objects, "--watch-nodes" in container["args"]
+
+    assert watches() == (True, True)
+    assert watches("watchNodes=false") == (False, False)
+    assert watches("watchNamespaces={a}") == (False, False)
+
+
 def test_crds_can_be_left_out_and_are_kept(control_plane: ControlPlane) -> None:
-    key = ("CustomResourceDefinition", "", "disaggregatedservings.duplex.dev")
-    assert key not in rendered(control_plane, "crds.enabled=false")
-    annotations = rendered(control_plane)[key]["metadata"]["annotations"]
-    assert annotations == {"helm.sh/resource-policy": "keep"}
-    assert "annotations" not in rendered(control_plane, "crds.keep=false")[key]["metadata"]
+    without, whole, unkept = (
+        rendered(control_plane, *settings) for settings in (("crds.enabled=false",), (), ("crds.keep=false",))
+    )
+    for plural in ("disaggregatedservings", "servingroles"):
+        key = ("CustomResourceDefinition", "", f"{plural}.duplex.dev")
+        assert key not in without
+        assert whole[key]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert "annotations" not in unkept[key]["metadata"]
 
 
 def test_one_replica_has_no_disruption_budget_that_would_block_its_node(control_plane: ControlPlane) -> None:
@@ -198,7 +212,8 @@ async def test_the_rights_of_the_chart_are_enough_for_a_whole_life_and_all_are_u
     before = len(asked(control_plane, "duplex-operator"))
     world = World(kube_api, account_kubeconfig(control_plane, tmp_path), namespace)
     namespaces = () if mode == "cluster" else (namespace,)
-    async with world.operator(lease_namespace=SYSTEM, lease_name="duplex-operator", namespaces=namespaces):
+    settings = {"namespaces": namespaces, "watch_nodes": not namespaces}
+    async with world.operator(lease_namespace=SYSTEM, lease_name="duplex-operator", **settings):
         extras = {"podDisruptionBudget": {"enabled": True}, "networkPolicy": {"enabled": True}}
         await world.put(a_serving("chat", namespace, **extras))
         await world.rolled_out("chat")
@@ -234,6 +249,8 @@ async def test_the_rights_of_the_chart_are_enough_for_a_whole_life_and_all_are_u
     whole = rendered(control_plane)
     given = rights(whole["ClusterRole", "", "duplex-operator"]["rules"])
     given |= rights(whole["Role", SYSTEM, "duplex-operator-leader-election"]["rules"])
+    if not namespaces:
+        given |= rights(whole["ClusterRole", "", "duplex-operator-nodes"]["rules"])
     assert used <= given
     # The apply of a new object is one request, a patch, which needs the right to create too.
     unseen = {right for right in given - used if (right[0], right[1], "patch") not in used or right[2] != "create"}

@@ -123,6 +123,37 @@ def test_how_long_engines_drain_acts_on_what_runs_without_a_restart() -> None:
         assert templates[engine["metadata"]["name"]] == engine["spec"]["template"]
 
 
+def budgets(*, sees_nodes: bool = True, **rollout: int) -> dict[str, int]:
+    two = {"instanceType": "cpu", "replicas": 2}
+    of = serving(prefill=two, decode=two | {"replicas": 4}, rollout=rollout, podDisruptionBudget={"enabled": True})
+    target = wanted(of)
+    decided = plan(target, serving_well(target.revision, sees_nodes=sees_nodes), NOW)
+    found = [obj for obj in decided.apply if obj["kind"] == "PodDisruptionBudget"]
+    return {obj["metadata"]["name"]: obj["spec"]["maxUnavailable"] for obj in found}
+
+
+def test_evictions_may_take_what_a_rollout_may_leave_missing() -> None:
+    assert budgets() == {"chat-prefill": 0, "chat-decode": 0}
+    assert budgets(maxSurge=0) == {"chat-prefill": 1, "chat-decode": 2}
+    # An operator that does not see nodes cannot empty their engines: a budget of none would block every drain.
+    assert budgets(sees_nodes=False) == {"chat-prefill": 1, "chat-decode": 1}
+
+
+def test_engines_leave_a_cordoned_node_and_the_status_says_what_they_wait_for() -> None:
+    target = wanted()
+    old = Pod("d-0", "decode", target.revision, "10.0.0.2", ready=True, terminating=False, trouble=None, node="n-1")
+    observed = serving_well(target.revision)
+    pods = (*observed.pods, old, replace(old, name="p-0", role="prefill"))
+    assert condition(plan(target, replace(observed, pods=pods), NOW), "Reconciling") == ("", "", "")
+    cordoned = tuple(replace(pod, cordoned=pod.node == "n-1") for pod in pods)
+    decided = plan(target, replace(observed, pods=cordoned, sees_nodes=True), NOW)
+    sizes = [obj["spec"]["replicas"] for obj in decided.apply if obj["kind"] == "Deployment"]
+    assert sizes == [1, 2, 2], "the router's, and one more of each role"
+    suspended = wanted(serving(suspend=True))
+    stays = plan(suspended, replace(observed, pods=cordoned, sees_nodes=True), NOW)
+    assert max(obj["spec"]["replicas"] for obj in stays.apply if obj["kind"] == "Deployment") == 1
+
+
 def test_replicas_change_on_a_running_revision() -> None:
     kept = kept_of(plan(wanted(), Observed(), NOW))
     target = wanted(serving(decode={"instanceType": "cpu", "replicas": 4}))

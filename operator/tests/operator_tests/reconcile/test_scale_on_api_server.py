@@ -1,11 +1,14 @@
 """Scaling on a real API server: the scale subresource, its modes, and evictions."""
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from duplex_kube.api import PODS, Selection
 from duplex_lab.control_plane import ControlPlane
 from duplex_operator.reconcile.kinds import SERVINGS
 
@@ -77,3 +80,66 @@ async def test_the_clusters_own_autoscaler_finds_the_scale_of_a_role(world: Worl
             return able and status["currentReplicas"] == 2
 
         await eventually(found)
+
+
+@pytest.fixture
+def other_node(control_plane: ControlPlane) -> Iterator[str]:
+    """Give the cluster a second pretended node for one test."""
+    node = json.loads(control_plane.kubectl("get", "node", "fake-0", "-o", "json").stdout)
+    metadata = {key: node["metadata"][key] for key in ("labels", "annotations")}
+    metadata["labels"] |= {"kubernetes.io/hostname": "other"}
+    fresh = {"apiVersion": "v1", "kind": "Node", "metadata": metadata | {"name": "other"}, "status": node["status"]}
+    control_plane.kubectl("apply", "-f", "-", input=json.dumps(fresh))
+    control_plane.kubectl("wait", "--for=condition=Ready", "node/other", "--timeout=60s")
+    yield "other"
+    control_plane.kubectl("uncordon", "fake-0")
+    control_plane.kubectl("delete", "node", "other", "--wait=false")
+
+
+async def test_a_node_drain_waits_until_its_engines_are_replaced_and_emptied(
+    world: World, control_plane: ControlPlane, other_node: str
+) -> None:
+    async def placed() -> dict[str, str]:
+        found = await world.client.list(PODS, Selection(world.namespace, "duplex.dev/role in (prefill,decode)"))
+        living = [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+        return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in living}
+
+    async def pair() -> set[str]:
+        """Return the roles of which routers may use an engine that is ready."""
+        found = await world.client.list(PODS, Selection(world.namespace, "duplex.dev/role in (prefill,decode)"))
+        draining = (await world.fleet("chat"))["draining"]
+        return {
+            pod["metadata"]["labels"]["duplex.dev/role"]
+            for pod in found.items
+            if pod["metadata"]["name"] not in draining
+            and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
+        }
+
+    control_plane.kubectl("cordon", other_node)
+    async with world.operator(watch_nodes=True):
+        await world.put(a_serving("chat", world.namespace, podDisruptionBudget={"enabled": True}))
+        await world.rolled_out("chat")
+        before = await placed()
+        assert set(before.values()) == {"fake-0"}
+        # Nobody is to take an engine from here while it has no place to go to.
+        evict = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": next(iter(before))}})
+        path = f"/api/v1/namespaces/{world.namespace}/pods/{next(iter(before))}/eviction"
+        refused = control_plane.kubectl("create", "--raw", path, "-f", "-", input=evict, check=False)
+        assert refused.returncode != 0
+        assert "disruption budget" in refused.stderr
+        control_plane.kubectl("uncordon", other_node)
+        drain = (
+            "drain", "fake-0", "--pod-selector=duplex.dev/serving=chat,duplex.dev/role in (prefill,decode)",
+            "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=100s",
+        )  # fmt: skip
+        draining = asyncio.create_task(asyncio.to_thread(control_plane.kubectl, *drain))
+        while not draining.done():
+            assert await pair() == {"prefill", "decode"}
+            await asyncio.sleep(0.2)
+        await draining
+        await world.rolled_out("chat")
+        after = await placed()
+        assert set(after.values()) == {other_node}
+        assert len(after) == 2
+        assert not set(after) & set(before)
+        assert (await world.fleet("chat"))["draining"] == []
