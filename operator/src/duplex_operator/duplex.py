@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from duplex_connector.contract import Role
 from duplex_operator.api import DisaggregatedServing
 from duplex_operator.lint import ConfigError, Finding, Severity, lint_documents, read_model, stored
 from duplex_operator.rehearsal import Cluster, Step, rehearse
@@ -42,6 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="print the steps that the operator would take")
     plan.add_argument("-f", "--file", required=True, type=Path, help="YAML file with one DisaggregatedServing")
     plan.add_argument("--from", dest="before", type=Path, help="what is applied now; left out: nothing is")
+    plan.add_argument(
+        "--scale",
+        action="append",
+        default=[],
+        type=_scale,
+        metavar="ROLE=N",
+        help="what an autoscaler then asks for, of a role whose scaling.mode is External; may be repeated",
+    )
     plan.set_defaults(run=_plan)
     return parser
 
@@ -65,11 +74,19 @@ def _report(path: Path, name: str, findings: Sequence[Finding]) -> list[str]:
     return [f"{where}: {found}" for found in findings] or [f"{where}: ok"]
 
 
+def _scale(text: str) -> tuple[str, int]:
+    role, _, number = text.partition("=")
+    if role not in tuple(Role) or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: give prefill=N or decode=N")
+    return role, int(number)
+
+
 def _plan(options: argparse.Namespace) -> int:
     cluster = Cluster()
     if options.before is not None:
         for _ in rehearse(_serving(options.before), cluster, _CONTEXT):
             pass
+    cluster.asked = dict(options.scale)
     for number, step in enumerate(rehearse(_serving(options.file), cluster, _CONTEXT), 1):
         sys.stdout.write(_words(number, step))
     return 0

@@ -1,5 +1,7 @@
 """A rehearsal of what the operator would do: its own planner, against a cluster in which every pod starts in its turn.
 
+Nobody speaks there, so that engines which go are empty once routers have heard of it.
+
 Nothing here decides: each step is what `plan` says of the state that the former steps led to.
 """
 
@@ -10,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from duplex_connector.contract import ROUTER, Label, Role
+from duplex_connector.contract import ROLE_KIND, ROUTER, Label, Role
 from duplex_operator.api import DisaggregatedServing
 from duplex_operator.plan import (
     KEPT_KIND,
     ChildRef,
+    Mark,
     Observed,
     Plan,
     Pod,
+    RoleObject,
     RouterStats,
     Wanted,
     Workload,
@@ -67,35 +71,59 @@ class Step:
 
 
 @dataclass(slots=True)
+class _Pod:
+    name: str
+    ready: bool = False
+    since: str = ""
+    doomed: bool = False
+
+
+@dataclass(slots=True)
 class _Deployment:
+    """A Deployment with its pods, the oldest first."""
+
     role: str
     revision: str
-    replicas: int
-    ready: int
     created: int
+    pods: list[_Pod] = field(default_factory=list)
+    made: int = 0
+
+    @property
+    def ready(self) -> int:
+        return sum(pod.ready for pod in self.pods)
+
+    def resize(self, name: str, number: int) -> None:
+        """Make pods, or delete them as a ReplicaSet does: what is not ready, what costs least, what is youngest."""
+        while len(self.pods) < number:
+            self.made += 1
+            self.pods.append(_Pod(f"{name}-{self.made}"))
+        while len(self.pods) > number:
+            self.pods.remove(min(reversed(self.pods), key=lambda pod: (pod.ready, not pod.doomed)))
 
 
 @dataclass(slots=True)
 class Cluster:
-    """The cluster of the rehearsal: what the operator has written so far, and the pods that have started."""
+    """The cluster of the rehearsal: what the operator has written so far, and the pods that have started.
+
+    ``asked``: what autoscalers will ask for, by role, once there is a ServingRole.
+    """
 
     deployments: dict[str, _Deployment] = field(default_factory=dict)
     others: dict[tuple[str, str], str] = field(default_factory=dict)
     """Revision by kind and name of every other child."""
     kept: dict[str, tuple[KubeObject, ...]] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """What the ServingRoles say, by name."""
+    asked: dict[str, int] = field(default_factory=dict)
     fleet: KubeObject | None = None
     status: KubeObject = field(default_factory=dict)
     ticks: int = 0
 
     def observed(self) -> Observed:
         """Return what the operator would see: routers that are ready have heard the document and tried its pairs."""
-        routers = [one for one in self.deployments.values() if one.role == ROUTER]
-        pods = tuple(
-            Pod(f"{ROUTER}-{number}", ROUTER, "", "192.0.2.1", ready=True, terminating=False, trouble=None)
-            for one in routers
-            for number in range(one.ready)
-        )
-        served = dict.fromkeys(self._complete(), 1) if pods else {}
+        pods = tuple(_pod(one, pod) for one in self.deployments.values() for pod in one.pods)
+        routers = [pod.name for pod in pods if pod.role == ROUTER and pod.ready]
+        served = dict.fromkeys(self._complete(), 1) if routers else {}
         heard = RouterStats(fleet_version=version_of(self.fleet), served_tokens=served)
         works = {name: _workload(name, one) for name, one in self.deployments.items()}
         return Observed(
@@ -106,9 +134,14 @@ class Cluster:
                 *(ChildRef("Deployment", name, name, one.revision) for name, one in self.deployments.items()),
                 *(ChildRef(kind, name, name, revision) for (kind, name), revision in self.others.items()),
             ),
+            roles={
+                name.rpartition("-")[2]: RoleObject(name, name, self.numbers.get(name))
+                for kind, name in self.others
+                if kind == ROLE_KIND
+            },
             kept=dict(self.kept),
             fleet=self.fleet,
-            stats={pod.name: heard for pod in pods},
+            stats=dict.fromkeys(routers, heard),
             status=self.status,
         )
 
@@ -119,19 +152,27 @@ class Cluster:
                 found.setdefault(one.revision, set()).add(one.role)
         return {name for name, roles in found.items() if roles >= set(Role)}
 
-    def start_pods(self) -> bool:
-        """Let one more pod of each Deployment become ready; tell whether any did."""
+    def go_on(self) -> bool:
+        """Let one more pod of each Deployment become ready, and autoscalers ask; tell whether anything happened."""
         self.ticks += 1
-        waiting = [one for one in self.deployments.values() if one.ready < one.replicas]
-        for one in waiting:
-            one.ready += 1
-        return bool(waiting)
+        waiting = [pods for one in self.deployments.values() if (pods := [pod for pod in one.pods if not pod.ready])]
+        for pods in waiting:
+            pods[0].ready = True
+        found = [name for name in self.numbers if name.rpartition("-")[2] in self.asked]
+        for name in found:
+            self.numbers[name] = self.asked.pop(name.rpartition("-")[2])
+        return bool(waiting or found)
 
     def write(self, decided: Plan, serving: DisaggregatedServing) -> list[str]:
         """Take over what was decided, and say in words what changed."""
         words = self._fleet_words(decided, serving)
+        words += [self._mark(mark, serving) for mark in decided.marks]
         for obj in decided.apply:
             words += self._apply(obj)
+        for scale in decided.scales:
+            if scale.replicas is not None:
+                self.numbers[scale.name] = scale.replicas
+                words.append(f"set ServingRole {scale.name} to {scale.replicas}")
         for child in decided.delete:
             words.append(f"delete {child.kind} {child.name}")
             self._forget(child)
@@ -153,7 +194,20 @@ class Cluster:
             self.others["ConfigMap", fleet_name(serving.name)] = ""
         taking = " and ".join(name for name, weight in content.revisions if weight)
         known = " and ".join(name for name, _ in content.revisions)
-        return [f"tell routers of {known}: new conversations begin on {taking or 'none'}"]
+        rest = f"; no new turns on {', '.join(content.draining)}" if content.draining else ""
+        return [f"tell routers of {known}: new conversations begin on {taking or 'none'}{rest}"]
+
+    def _mark(self, mark: Mark, serving: DisaggregatedServing) -> str:
+        role, pod = next(
+            (one.role, pod) for one in self.deployments.values() for pod in one.pods if pod.name == mark.pod
+        )
+        pod.since, pod.doomed = mark.since, mark.done
+        if mark.done:
+            return f"let pod {mark.pod} be deleted: nothing is left on it"
+        if not mark.since:
+            return f"keep pod {mark.pod} after all"
+        seconds = getattr(serving.spec, role).drain_seconds
+        return f"take pod {mark.pod} out of use: at most {seconds} s for what it holds"
 
     def _apply(self, obj: KubeObject) -> list[str]:
         kind, name = obj["kind"], obj["metadata"]["name"]
@@ -171,13 +225,13 @@ class Cluster:
         known = self.deployments.get(name)
         if known is None:
             role = str(obj["metadata"]["labels"].get(Label.ROLE) or ROUTER)
-            self.deployments[name] = _Deployment(role, revision, wanted, 0, self.ticks)
-            return [f"create Deployment {name} with {wanted} pod(s)"]
-        if known.replicas == wanted:
-            return []
-        words = f"scale Deployment {name} from {known.replicas} to {wanted}"
-        known.replicas, known.ready = wanted, min(known.ready, wanted)
-        return [words]
+            known = self.deployments[name] = _Deployment(role, revision, self.ticks)
+            words = [f"create Deployment {name} with {wanted} pod(s)"]
+        else:
+            has = len(known.pods)
+            words = [f"scale Deployment {name} from {has} to {wanted}"] if has != wanted else []
+        known.resize(name, wanted)
+        return words
 
     def _forget(self, child: ChildRef) -> None:
         if child.kind == "Deployment":
@@ -195,10 +249,25 @@ class Cluster:
             if one.role == ROUTER:
                 continue
             state = found.get(one.revision, RevisionState((0, 0), (0, 0), weights.get(one.revision, 0)))
-            counts = (one.ready, one.replicas)
+            counts = (one.ready, len(one.pods))
             changed = {"prefill": counts} if one.role == Role.PREFILL else {"decode": counts}
             found[one.revision] = replace(state, **changed)  # type: ignore[arg-type] # counts of a role
         return found
+
+
+def _pod(of: _Deployment, pod: _Pod) -> Pod:
+    return Pod(
+        name=pod.name,
+        role=of.role,
+        revision=of.revision,
+        ip="192.0.2.1",
+        ready=pod.ready,
+        terminating=False,
+        trouble=None,
+        uid=pod.name,
+        draining_since=pod.since,
+        doomed=pod.doomed,
+    )
 
 
 def _workload(name: str, one: _Deployment) -> Workload:
@@ -207,9 +276,9 @@ def _workload(name: str, one: _Deployment) -> Workload:
         role=one.role,
         revision=one.revision,
         created=(_BEGIN + timedelta(seconds=one.created)).isoformat(),
-        replicas=one.replicas,
+        replicas=len(one.pods),
         ready=one.ready,
-        updated=one.replicas,
+        updated=len(one.pods),
         settled=True,
         refused="",
     )
@@ -228,7 +297,7 @@ def rehearse(serving: DisaggregatedServing, cluster: Cluster, context: RenderCon
         decided = plan(wanted, cluster.observed(), _BEGIN + timedelta(seconds=cluster.ticks))
         actions = cluster.write(decided, serving)
         yield Step(tuple(actions), cluster.revisions(), _ready_words(decided.status))
-        if not cluster.start_pods() and not actions:
+        if not cluster.go_on() and not actions:
             return
     raise EndlessError(f"no rest after {MAX_STEPS} steps")
 

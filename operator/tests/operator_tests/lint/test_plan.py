@@ -64,6 +64,59 @@ def test_the_command_prints_the_steps_of_a_change(tmp_path: Path, capsys: pytest
     assert "Ready False" not in printed
 
 
+def printed_steps(
+    capsys: pytest.CaptureFixture[str], folder: Path, before: dict[str, Any], after: dict[str, Any], *more: str
+) -> str:
+    files = []
+    for name, spec_of in (("before", before), ("after", after)):
+        files.append(folder / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump(serving_object("chat", **spec_of)))
+    assert main(["plan", "-f", str(files[1]), "--from", str(files[0]), *more]) == 0
+    return capsys.readouterr().out
+
+
+def in_order(printed: str, steps: list[str]) -> None:
+    places = [printed.index(step) for step in steps]
+    assert places == sorted(places), printed
+
+
+def test_a_scale_down_is_printed_with_what_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = spec(IMAGES[1], 1, 3), spec(IMAGES[1], 1, 2)
+    after["decode"] |= {"drainSeconds": 300}
+    printed = printed_steps(capsys, tmp_path, before, after)
+    name = f"chat-decode-{revision_of(serving('chat', **after).spec)}"
+    steps = [
+        f"take pod {name}-1 out of use: at most 300 s for what it holds",
+        f"no new turns on {name}-1",
+        f"let pod {name}-1 be deleted",
+        f"scale Deployment {name} from 3 to 2",
+    ]
+    in_order(printed, steps)
+    assert printed.rindex("tell routers") > printed.index(steps[-1]), "what is gone is named no longer"
+
+
+def test_what_an_autoscaler_asks_for_is_printed_within_the_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    external = {"scaling": {"mode": "External", "maxReplicas": 8}}
+    scaled = spec(IMAGES[1], 1, 2) | {"scaling": {"ratio": {"min": "1:4", "max": "1:1"}}}
+    for role in ("prefill", "decode"):
+        scaled[role] |= external
+    printed = printed_steps(capsys, tmp_path, scaled, scaled, "--scale", "decode=6")
+    revision = revision_of(serving("chat", **scaled).spec)
+    assert f"scale Deployment chat-decode-{revision} from 2 to 6" in printed
+    assert f"scale Deployment chat-prefill-{revision} from 1 to 2" in printed
+    fixed = printed_steps(capsys, tmp_path, spec(IMAGES[1], 1, 2), spec(IMAGES[1], 1, 2), "--scale", "decode=6")
+    assert "set ServingRole chat-decode to 2" in fixed
+    assert "scale Deployment" not in fixed
+
+
+def test_a_wrong_scale_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "-f", "x", "--scale", "router=2"])
+    assert "prefill=N or decode=N" in capsys.readouterr().err
+
+
 def test_equal_specs_need_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "one.yaml"
     file.write_text(yaml.safe_dump(serving_object("chat")))

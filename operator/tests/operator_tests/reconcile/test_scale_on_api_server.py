@@ -14,7 +14,7 @@ from duplex_operator.reconcile.kinds import SERVINGS
 
 from .harness import World, a_serving, eventually
 
-pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(400)]
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples/autoscaling"
 ROLES_PATH = f"/apis/{SERVINGS.api_version}"
