@@ -1,7 +1,7 @@
 """One decision for one serving: what to apply and delete, the fleet's content, status, events, when to look again."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -107,6 +107,8 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     # A rollout that goes on takes engines off such nodes itself.
     settled = len({work.revision for work in observed.workloads}) <= 1 or progress.held
     drained = drain(rollout, observed, seconds, now, room if settled and not serving.spec.suspend else None)
+    at_rest = drained.sizes == rollout.sizes and not drained.waiting
+    rollout = replace(rollout, finished=rollout.finished and at_rest)
     newest = tuple(
         _resized(obj, drained.sizes[wanted.revision])
         for obj in _with_kept_pods(engines, observed.kept.get(wanted.revision, ()))

@@ -149,6 +149,10 @@ def test_engines_leave_a_cordoned_node_and_the_status_says_what_they_wait_for() 
     decided = plan(target, replace(observed, pods=cordoned, sees_nodes=True), NOW)
     sizes = [obj["spec"]["replicas"] for obj in decided.apply if obj["kind"] == "Deployment"]
     assert sizes == [1, 2, 2], "the router's, and one more of each role"
+    status, _, message = condition(decided, "Reconciling")
+    assert status == "True", "the next look must not be long in coming"
+    assert "d-0 (on n-1, which is about to go: no replacement is ready)" in message
+    assert decided.requeue_after == 3.0
     suspended = wanted(serving(suspend=True))
     stays = plan(suspended, replace(observed, pods=cordoned, sees_nodes=True), NOW)
     assert max(obj["spec"]["replicas"] for obj in stays.apply if obj["kind"] == "Deployment") == 1

@@ -179,7 +179,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(EVENTS, st.integers(1, 4), st.sampled_from([SPARE, NONE_SPARE, Room(Sizes(2, 2), Sizes(1, 1))]))
 def test_whatever_is_cordoned_nobody_misses_an_engine_and_all_ends_on_good_nodes(
     events: list[tuple[str, int]], wants: int, room: Room

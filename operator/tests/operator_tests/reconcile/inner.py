@@ -31,7 +31,7 @@ class Inner:
         self.asked: list[Key] = []
         self.stats: Any = OSError("no router yet")
         self.servings = Servings()
-        self.children = Children(self.api, ["n"], clock, self.asked.append)
+        self.children = Children(self.api, ["n"], clock, self.asked.append, nodes=True)
         self.writer = Writer(self.api, clock, Metrics(), "test")
         self.reconciler = Reconciler(
             servings=self.servings,

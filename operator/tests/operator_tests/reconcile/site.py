@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from duplex_connector.contract import Annotation
-from duplex_kube.api import DEPLOYMENTS, PODS, KubeObject
+from duplex_kube.api import DEPLOYMENTS, NODES, PODS, KubeObject
 from operator_tests.fake_kube import Cluster
 
 ROLES = ("prefill", "decode")
@@ -103,7 +103,14 @@ class Site:
             "annotations": {"deployment": deployment["metadata"]["name"]},
         }
         status = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-        self._cluster.put(PODS, {"metadata": metadata, "status": status}, "ADDED")
+        pod = {"metadata": metadata, "spec": {"nodeName": self._node()}, "status": status}
+        self._cluster.put(PODS, pod, "ADDED")
+
+    def _node(self) -> str:
+        """Return the node that takes the next pod: of those that take any, if there are nodes at all."""
+        nodes = [obj for (plural, _, _), obj in self._cluster.objects.items() if plural == NODES.plural]
+        able = sorted(obj["metadata"]["name"] for obj in nodes if not (obj.get("spec") or {}).get("unschedulable"))
+        return able[self._made % len(able)] if able else ""
 
     def evict(self, pod: KubeObject) -> None:
         """Let a pod be told to end, which it takes its time for."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from duplex_connector.contract import Annotation
+from duplex_kube.api import NODES
 from duplex_kube.errors import ConflictError, TransientError
 from duplex_operator.plan import Scale
 from duplex_operator.plan.decide import STEADY_SECONDS
@@ -49,9 +50,9 @@ async def settle(inner: Inner, site: Site, rounds: int = ROUNDS) -> None:
     raise AssertionError("no rest")
 
 
-async def begun(clock: FakeClock, **spec: Any) -> tuple[Cluster, Site]:
+async def begun(clock: FakeClock, *, cluster: Cluster | None = None, **spec: Any) -> tuple[Cluster, Site]:
     """Give a cluster in which two pairs serve."""
-    cluster = Cluster()
+    cluster = cluster or Cluster()
     site = Site(cluster)
     await put(cluster, the_serving(**TWO | spec))
     async with an_operator(cluster, clock) as inner:
@@ -77,18 +78,25 @@ async def test_a_rollout_interrupted_at_any_request_goes_on_and_ends_the_same(
     bounds: dict[str, Any], error: BaseException, stride: int
 ) -> None:
     clock = FakeClock()
-    start, site_at_start = await begun(clock)
+    start, site = await begun(clock)
     await put(start, the_serving(**TWO, **CHANGED, **bounds))
-    undisturbed, site = copied(start, site_at_start)
+    assert await ends_the_same(clock, start, site, error, stride) > 40
+
+
+async def ends_the_same(clock: FakeClock, start: Cluster, at_start: Site, error: BaseException, stride: int) -> int:
+    """Interrupt the operator at each request, or some, on copies of a cluster; return how many requests there are.
+
+    The next operator must end in what an undisturbed one comes to.
+    """
+    undisturbed, site = copied(start, at_start)
     requests = [0]
     undisturbed.before = lambda verb, *_: requests.__setitem__(0, requests[0] + (verb not in {"list", "watch"}))
     async with an_operator(undisturbed, clock, term=2) as inner:
         await settle(inner, site)
     expected = told(content_of(undisturbed))
-    assert requests[0] > 40
     interrupted = 0
     for fail_at in range(1, requests[0] + 1, stride):
-        cluster, site = copied(start, site_at_start)
+        cluster, site = copied(start, at_start)
         cluster.before = failing_at(fail_at, error)
         async with an_operator(cluster, clock, term=2) as inner:
             try:
@@ -101,6 +109,49 @@ async def test_a_rollout_interrupted_at_any_request_goes_on_and_ends_the_same(
         assert told(content_of(cluster)) == expected
         assert not [pod for pod in site.pods() if Annotation.DRAINING in pod["metadata"]["annotations"]]
     assert interrupted >= requests[0] // stride // 2
+    return requests[0]
+
+
+INTERRUPTIONS = pytest.mark.parametrize(
+    ("error", "stride"),
+    [(TransientError("down"), 1), (asyncio.CancelledError(), 1), (ConflictError("409"), 3)],
+    ids=["down", "killed", "conflict"],
+)
+
+
+@pytest.mark.timeout(600)
+@INTERRUPTIONS
+async def test_a_scale_down_interrupted_at_any_request_goes_on_and_ends_the_same(
+    error: BaseException, stride: int
+) -> None:
+    clock = FakeClock()
+    start, site = await begun(clock)
+    one = {role: TWO[role] | {"replicas": 1} for role in TWO}
+    await put(start, the_serving(**one))
+    assert await ends_the_same(clock, start, site, error, stride) > 10
+
+
+@pytest.mark.timeout(600)
+@INTERRUPTIONS
+async def test_an_evacuation_interrupted_at_any_request_goes_on_and_ends_the_same(
+    error: BaseException, stride: int
+) -> None:
+    clock = FakeClock()
+    start = Cluster()
+    for name in ("n-1", "n-2"):
+        start.put(NODES, {"metadata": {"name": name, "uid": name}, "spec": {}}, "ADDED")
+    start, site = await begun(clock, cluster=start)
+    assert {pod["spec"]["nodeName"] for pod in engines_of(site)} == {"n-1", "n-2"}
+    start.put(NODES, {"metadata": {"name": "n-1", "uid": "n-1"}, "spec": {"unschedulable": True}}, "MODIFIED")
+    assert await ends_the_same(clock, start, site, error, stride) > 10
+    async with an_operator(start, clock, term=2) as inner:
+        await settle(inner, site)
+    assert {pod["spec"]["nodeName"] for pod in engines_of(site)} == {"n-2"}
+    assert len(engines_of(site)) == 4
+
+
+def engines_of(site: Site) -> list[dict[str, Any]]:
+    return [pod for pod in site.pods() if pod["metadata"]["labels"]["duplex.dev/role"] != "router"]
 
 
 def copied(cluster: Cluster, site: Site) -> tuple[Cluster, Site]:
