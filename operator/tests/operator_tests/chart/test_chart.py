@@ -244,7 +244,8 @@ async def test_the_rights_of_the_chart_are_enough_for_a_whole_life_and_all_are_u
 
         await eventually(shown)
     made = asked(control_plane, "duplex-operator")[before:]
-    assert not [request for request in made if request.forbidden]
+    # Not those about servings of earlier tests, in namespaces that are being deleted.
+    assert not [request for request in made if request.forbidden and request.namespace in ("", SYSTEM, namespace)]
     used = {(request.group, request.resource, request.verb) for request in made}
     whole = rendered(control_plane)
     given = rights(whole["ClusterRole", "", "duplex-operator"]["rules"])
