@@ -51,6 +51,8 @@ class Identity:
 
 
 async def _send(writer: asyncio.StreamWriter, message: dict[str, Any], payload: bytes = b"") -> None:
+    if writer.is_closing():  # uvloop answers a write to it by an error of its own kind
+        raise ConnectionResetError("the connection is closed")
     head = json.dumps({**message, "payload": len(payload)}).encode()
     writer.write(len(head).to_bytes(4, "big") + head + payload)
     await writer.drain()

@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+import uvloop
 
 from duplex_simulator import sidechannel
 from duplex_simulator.clock import SystemClock
@@ -124,3 +125,21 @@ async def test_a_peer_that_comes_up_within_the_handshakes_time_is_met() -> None:
     assert await reading == [[b"r/1"]]
     client.close()
     await late.close()
+
+
+def test_whoever_waits_to_ask_a_peer_that_goes_is_told_so_on_the_loop_that_engines_run_on() -> None:
+    """The second of two asks finds the connection closed by the first, which uvloop tells by a RuntimeError."""
+
+    async def ask_twice() -> list[object]:
+        server, client = SideChannelServer(THERE, _Memory(), SystemClock()), SideChannelClient(HERE, SystemClock())
+        port = await server.start(HOST, 0)
+        await client.notify("there", HOST, port, "x:1")
+        asks = [asyncio.ensure_future(client.notify("there", HOST, port, "x:1")) for _ in range(3)]
+        await server.close()
+        found = await asyncio.gather(*asks, return_exceptions=True)
+        client.close()
+        return [each for each in found if each is not None]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for _ in range(20):
+            assert all(isinstance(each, TransferError) for each in runner.run(ask_twice()))
