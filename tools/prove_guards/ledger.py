@@ -46,7 +46,7 @@ MUTATIONS = (
         "router/src/duplex_router/ledger/beginnings.py",
         " or (each.length < length and array[each.length] != _COMMA)",
         "",
-        f"{_TESTS}/test_beginnings.py::test_what_differs_is_read",
+        f"{_TESTS}/test_beginnings.py::test_a_known_beginning_ends_with_an_item",
     ),
     Mutation(
         "content match on stock",
