@@ -135,11 +135,13 @@ def next_sizes(
     else:
         stays = target if held or bounds.surge else _making_room(target, bounds)
         most = size_of(Fraction(min(bounds.surge or bounds.unavailable, units)), target)
-    room = size_of(Fraction(units + bounds.surge), target) - _total(one.size for one in old) - leaving
+    limit = size_of(Fraction(units + bounds.surge), target) - leaving
+    room = limit - _total(one.size for one in old)
     grown = new.size.least(target) if held else _grown(new, room.least(most), target)
     sizes = _kept(stays, target, old)
     if not proved and (held or old_grows):
-        sizes[old[0].name] = stays - _total(sizes[one.name] for one in old[1:])
+        others = _total(sizes[one.name] for one in old[1:])
+        sizes[old[0].name] = (stays - others).least((limit - others - grown).most(old[0].size))
     if len(old) > 1 and not (held or leaving) and all(sizes[one.name] == one.size for one in old):
         at_rest = new.size == grown == grown.least(new.ready)
         if at_rest and grown.least(most) != most:

@@ -10,7 +10,7 @@ from duplex_operator.api import Reason
 from duplex_operator.plan import Observed, RouterStats, Workload
 from duplex_operator.plan.observed import Trouble
 from duplex_operator.plan.rollout import Rollout, Target, roll
-from duplex_operator.plan.sizes import Bounds, Sizes, capacity
+from duplex_operator.plan.sizes import Bounds, Sizes, Standing, capacity, next_sizes
 
 from .build import engines, fleet, router_pod, serving_well
 
@@ -112,6 +112,12 @@ def test_what_is_held_moves_nothing_and_a_scale_up_goes_to_what_serves() -> None
     halfway = partly(1, 1, 2, {NEW: 34, OLD: 66})
     assert step(halfway, Sizes(3, 3), held=True).sizes == {NEW: ONE, OLD: Sizes(2, 2)}
     assert step(halfway, Sizes(5, 5), held=True).sizes == {NEW: Sizes(3, 3), OLD: Sizes(2, 2)}
+
+
+def test_what_is_held_grows_no_further_than_there_is_room_beside_what_never_served() -> None:
+    new, old = Standing(NEW, ONE, Sizes()), Standing(OLD, Sizes(), Sizes())
+    for bounds, size in ((Bounds(0, 1), Sizes()), (SPARE, ONE)):
+        assert next_sizes(ONE, bounds, new, [old], proved=False, held=True) == {NEW: ONE, OLD: size}
 
 
 def test_a_scale_up_goes_to_the_old_one_where_the_new_one_cannot_start() -> None:
