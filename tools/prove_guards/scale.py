@@ -73,9 +73,18 @@ MUTATIONS = (
         "promised capacity",
         "terminating engines are taken for free devices",
         f"{_PLAN}/sizes.py",
-        "- _total(one.size for one in old) - leaving\n",
-        "- _total(one.size for one in old)\n",
+        "target) - leaving\n",
+        "target)\n",
         f"{_TESTS}/plan/test_rollout.py::test_engines_on_their_way_out_still_take_their_room",
+    ),
+    Mutation(
+        "promised capacity",
+        "what is held grows beside engines that never served",
+        f"{_PLAN}/sizes.py",
+        ".least((limit - others - grown).most(old[0].size))",
+        "",
+        f"{_TESTS}/plan/test_rollout.py::"
+        "test_what_is_held_grows_no_further_than_there_is_room_beside_what_never_served",
     ),
     Mutation(
         "replaced first",
