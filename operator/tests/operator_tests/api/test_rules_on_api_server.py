@@ -76,6 +76,8 @@ async def test_the_api_server_fills_in_the_defaults_of_the_models(kube_api: Clie
 async def test_examples_are_accepted(path: Any, kube_api: Client, namespace: str) -> None:
     stored = await kube_api.create(placed(load(path), namespace), SERVINGS)
     assert stored["metadata"]["uid"]
+    # Two examples may be of one serving.
+    await kube_api.delete(SERVINGS, namespace, stored["metadata"]["name"])
 
 
 async def test_an_empty_status_is_not_filled_in(kube_api: Client, namespace: str) -> None:
