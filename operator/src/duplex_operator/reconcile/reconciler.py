@@ -110,14 +110,14 @@ class Reconciler:
             decided = self._stalled(obj, Reason.REFUSED_BY_API_SERVER, str(error))
         except ForbiddenError as error:
             decided = self._stalled(obj, Reason.FORBIDDEN, str(error))
-        await self._report(obj, decided)
+        edited = await self._report(obj, decided)
         if decided.restart is not None:
             await self._writer.restart(obj, decided.restart)
         if decided.requeue_after == STEADY_SECONDS:
             self._steady[key] = seen
         else:
             self._steady.pop(key, None)
-        return decided.requeue_after
+        return 0.0 if edited else decided.requeue_after
 
     async def _look(self, key: Key, obj: KubeObject) -> _Seen:
         pods = self._children.pods_of(key)
@@ -210,11 +210,16 @@ class Reconciler:
         if changed:
             self._fleets[key] = _Fleet(document, self._clock.now())
 
-    async def _report(self, obj: KubeObject, decided: Plan) -> None:
+    async def _report(self, obj: KubeObject, decided: Plan) -> bool:
+        """Write the status and events; tell whether the answer shows an edit that the decision did not know of.
+
+        What an answer has shown is no news when the watch brings it: nobody else would ask for this serving.
+        """
         answer = await self._writer.write_status(obj, decided.status)
-        self._servings.put(answer)
+        edited = self._servings.put(answer)
         for event in decided.events:
             await self._writer.post(obj, event)
+        return edited
 
     def _stalled(self, obj: KubeObject, reason: Reason, text: str) -> Plan:
         generation = obj["metadata"]["generation"]

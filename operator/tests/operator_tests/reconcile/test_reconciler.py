@@ -319,6 +319,26 @@ async def test_the_status_of_one_life_is_not_written_to_the_next() -> None:
     assert "status" not in cluster.objects[SERVINGS.plural, "n", "chat"]
 
 
+async def test_an_edit_that_the_answer_to_a_status_write_shows_is_worked_on_at_once() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    await put(cluster, the_serving(decode={"instanceType": "cpu", "tensorParallelSize": 3}))
+    async with an_operator(cluster, clock) as inner:
+        edits = [the_serving()]
+
+        def edited(verb: str, _plural: str, _name: str) -> None:
+            if verb == "apply_status" and edits:
+                key = (SERVINGS.plural, "n", "chat")
+                metadata = cluster.objects[key]["metadata"]
+                metadata = {**metadata, "generation": 2, "resourceVersion": str(int(metadata["resourceVersion"]) + 1)}
+                cluster.objects[key] = {**cluster.objects[key], **edits.pop(), "metadata": metadata}
+
+        cluster.before = edited
+        assert await inner.reconcile() == 0.0
+        after = await inner.reconcile()
+        assert (edits, condition(cluster, "Stalled")) == ([], ("", "", ""))
+        assert after
+
+
 async def test_a_changed_child_or_pod_asks_for_its_serving() -> None:
     cluster, clock = Cluster(), FakeClock()
     await put(cluster, the_serving())
