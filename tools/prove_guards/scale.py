@@ -150,4 +150,12 @@ MUTATIONS = (
         "if quiet or found is Look.GONE",
         f"{_LEAVING_TESTS}::test_one_quiet_look_is_not_enough",
     ),
+    Mutation(
+        "the preStop hook waits",
+        "a proxy in the environment is asked for the engine",
+        _LEAVING,
+        "build_opener(ProxyHandler({}))",
+        "build_opener()",
+        f"{_LEAVING_TESTS}::test_a_proxy_in_the_environment_is_not_asked",
+    ),
 )

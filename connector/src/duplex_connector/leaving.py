@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from enum import Enum
+from http.client import HTTPException
 from typing import Final
 from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
 
 from .contract import Metric, Port
 
@@ -53,14 +54,15 @@ def judge(page: str) -> Look:
 
 
 def look_at(port: int) -> Look:
-    """Ask the engine in this pod."""
+    """Ask the engine in this pod, past any proxy that the engine's environment names for its downloads."""
+    direct = build_opener(ProxyHandler({}))
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=ANSWER_SECONDS) as answer:
+        with direct.open(f"http://127.0.0.1:{port}/metrics", timeout=ANSWER_SECONDS) as answer:
             return judge(answer.read().decode("utf-8", "replace"))
     except URLError as error:
         # Nobody listens: it has ended, or has not come up yet.
         return Look.GONE if isinstance(error.reason, ConnectionRefusedError) else Look.UNKNOWN
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return Look.UNKNOWN
 
 

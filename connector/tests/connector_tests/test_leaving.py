@@ -103,6 +103,35 @@ def test_it_asks_over_http(engine: tuple[int, dict[str, tuple[int, str]]]) -> No
     assert look_at(port) is Look.UNKNOWN
 
 
+def test_a_proxy_in_the_environment_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, engine: tuple[int, dict[str, tuple[int, str]]]
+) -> None:
+    # Where nobody listens at the proxy's address, an engine in use would be taken for one that has ended.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        engine[1]["/metrics"] = (200, page(usage=0.25))
+        assert look_at(engine[0]) is Look.IN_USE
+
+
+@pytest.mark.parametrize("raw", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nvllm"])
+def test_an_answer_that_is_none_does_not_end_the_wait(raw: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(raw)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert look_at(server.getsockname()[1]) is Look.UNKNOWN
+        answering.join()
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

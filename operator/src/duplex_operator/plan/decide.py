@@ -17,7 +17,7 @@ from duplex_operator.plan.progress import Progress, look
 from duplex_operator.plan.rollout import FleetContent, Rollout, Target, roll
 from duplex_operator.plan.scale import Scale, scales, wanted_sizes
 from duplex_operator.plan.sizes import Sizes, bounds_of
-from duplex_operator.plan.stats import total
+from duplex_operator.plan.stats import Total, total
 from duplex_operator.plan.status import (
     estimate_status,
     progressing_condition,
@@ -203,7 +203,7 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     status = Status(
         observed_generation=serving.metadata.generation,
         url=wanted.url,
-        revision=serving_revision(rollout, counts),
+        revision=serving_revision(rollout, counts) or _known_to_serve(rollout, counts, observed),
         update_revision=wanted.revision,
         prefill=roles["prefill"],
         decode=roles["decode"],
@@ -221,6 +221,13 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     if healing.restart is not None:
         events.append(EventDraft(warning=True, reason="EngineRestarted", message=healing.restart.why))
     return {**dumped, "conditions": conditions}, events, steady
+
+
+def _known_to_serve(rollout: Rollout, counts: Total, observed: Observed) -> str | None:
+    """Return the revision that served last, while routers have nothing to say: a lost answer undoes no proof."""
+    former = observed.status.get("revision")
+    silent = not any(counts.served_tokens.get(name) for name in rollout.able)
+    return former if silent and former in rollout.able else None
 
 
 def _parts(revision: str, replicas: Mapping[str, int], routers: int, observed: Observed) -> dict[str, Draft]:

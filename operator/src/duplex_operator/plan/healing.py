@@ -5,8 +5,10 @@ restart of one side. Releases that do not recover from a stale peer can break be
 living pod: there its peers are restarted.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -76,10 +78,11 @@ def restart_for(
 ) -> Restart | None:
     """Return the engine to restart now: the side that most pairs have in common.
 
-    Of two sides with as many, prefill goes, which holds no conversation's KV. Without ``recovers``, of a side that
-    restarted and one that has run since before only the latter comes into question: it remembers what is no more. None
-    while it is too early, or while another engine of the role is missing: a restart must not take the last one that
-    serves.
+    Before that comes what a restart leaves: where pairs are well, one that takes none of the last of them goes. Of two
+    sides with as many, prefill goes, which holds no conversation's KV. Without ``recovers``, of a side that restarted
+    and one that has run since before only the latter comes into question: it remembers what is no more. None while it
+    is too early, or while another engine of the role is missing or about to go: a restart must not take the last one
+    that serves.
     """
     since = now.timestamp() - PATIENCE_SECONDS
     lasting = [pair for pair in pairs if pair.since <= since]
@@ -89,9 +92,14 @@ def restart_for(
     counts = Counter(
         pod.name for pair in lasting for pod in _to_blame(pods[pair.prefill], pods[pair.decode], recovers=recovers)
     )
-    target = pods[min(counts, key=lambda name: (-counts[name], pods[name].role != Role.PREFILL, name))]
+    broken = frozenset((pair.prefill, pair.decode) for pair in pairs)
+
+    def order(name: str) -> tuple[bool, int, bool, str]:
+        return not _leaves_a_pair(pods[name], observed, broken), -counts[name], pods[name].role != Role.PREFILL, name
+
+    target = pods[min(counts, key=order)]
     fellows = [pod for pod in observed.pods if (pod.role, pod.revision) == (target.role, target.revision)]
-    if any(pod.terminating or not pod.ready for pod in fellows):
+    if any(pod.terminating or not pod.ready or pod.draining_since for pod in fellows):
         return None
     worst = next(pair for pair in lasting if target.name in (pair.prefill, pair.decode))
     return Restart(target.name, target.uid, f"{describe(worst)}; {target.role} pod {target.name} is restarted")
@@ -110,6 +118,15 @@ def describe(pair: BrokenPair) -> str:
     """Say which pair is broken, and since when."""
     since = datetime.fromtimestamp(pair.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"prefill {pair.prefill} and decode {pair.decode} have not reached each other since {since}"
+
+
+def _leaves_a_pair(target: Pod, observed: Observed, broken: AbstractSet[tuple[str, str]]) -> bool:
+    """Tell whether a pair of the target's revision that is well does without it."""
+    others = [pod for pod in observed.pods if pod.ready and not pod.terminating and pod.name != target.name]
+    prefill, decode = (
+        [pod.name for pod in others if (pod.role, pod.revision) == (role, target.revision)] for role in Role
+    )
+    return any(pair not in broken for pair in itertools.product(prefill, decode))
 
 
 def _to_blame(prefill: Pod, decode: Pod, *, recovers: bool) -> tuple[Pod, ...]:

@@ -11,7 +11,9 @@ starts and cannot serve, harms nobody.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from duplex_operator.plan.fleet import ready_routers
@@ -68,9 +70,12 @@ def roll(target: Target, observed: Observed) -> Rollout:
         staying = [new, *(_standing(name, roles) for name, roles in revisions.items())] if _routers(observed) else []
         sizes = {wanted: Sizes()} | {one.name: one.size for one in staying}
         return Rollout(((wanted, FULL),), sizes, (), finished=not revisions and not new.size)
-    old = _worth_keeping(revisions)
+    served = served_revisions(observed)
+    old = _worth_keeping(revisions, served, _shares(observed))
     able = tuple(one.name for one in old if one.ready.pair)
-    proved = new.ready.pair and (not able or _proved(wanted, observed))
+    # One that has served and just now does not answer its probes may come back: it is nobody's to take yet.
+    alone = not any(one.ready.pair or one.name in served for one in old)
+    proved = new.ready.pair and (alone or wanted in served or not ready_routers(observed))
     next_ones = next_sizes(
         target.size,
         target.bounds,
@@ -83,7 +88,7 @@ def roll(target: Target, observed: Observed) -> Rollout:
         ),
         leaving=leaving(observed, wanted),
     )
-    weights = _weights(target.size, new, old, next_ones, proved=proved)
+    weights = _weights(target.size, new, old, next_ones, proved=proved, serving=served | _shares(observed))
     sizes = {one.name: next_ones[one.name] for one in old}
     # A revision without an engine left has no pod to wait for but terminating ones, which end by themselves.
     sizes = {wanted: next_ones[wanted]} | {name: size for name, size in sizes.items() if size}
@@ -121,33 +126,60 @@ def _created(roles: Mapping[str, Workload]) -> str:
     return min((work.created for work in roles.values()), default="")
 
 
-def _worth_keeping(old: Mapping[str, Mapping[str, Workload]]) -> list[Standing]:
-    """Return the old revisions that can serve, the newest first.
+def _worth_keeping(
+    old: Mapping[str, Mapping[str, Workload]], served: AbstractSet[str], sharing: AbstractSet[str]
+) -> list[Standing]:
+    """Return the old revisions that can serve or have served: first those that have, of those the newest.
 
-    Where none can just now, the oldest: it served before the others.
+    One that is ready and through which no token came is no match for one that serves clients. Where none can just
+    now, the oldest: it served before the others. ``sharing``: those that new conversations may begin on.
     """
-    ordered = sorted(old, key=lambda name: (_created(old[name]), name), reverse=True)
+    ordered = sorted(old, key=lambda name: (name in served, name in sharing, _created(old[name]), name), reverse=True)
     found = [_standing(name, old[name]) for name in ordered]
-    return [one for one in found if one.ready.pair] or found[-1:]
+    keeping = [one for one in found if one.ready.pair or one.name in served]
+    return keeping or sorted(found, key=lambda one: (_created(old[one.name]), one.name))[:1]
 
 
 def _weights(
-    target: Sizes, new: Standing, old: Sequence[Standing], sizes: Mapping[str, Sizes], *, proved: bool
+    target: Sizes,
+    new: Standing,
+    old: Sequence[Standing],
+    sizes: Mapping[str, Sizes],
+    *,
+    proved: bool,
+    serving: AbstractSet[str],
 ) -> tuple[tuple[str, int], ...]:
-    """Return the shares of new conversations in percent: by the capacity that each has after this step."""
+    """Return the shares of new conversations in percent: by the capacity that each has after this step.
+
+    Before the new one is proved it has none, and old ones only those that are ``serving``.
+    """
     stays = {one.name: capacity(one.ready.least(sizes[one.name]), target) for one in old}
     if not proved:
-        serving = next((one.name for one in old if one.ready.pair), None)
-        others = {one.name: FULL if one.name == serving else 0 for one in old}
+        stays = {name: units if name in serving else Fraction(0) for name, units in stays.items()}
+    whole = sum(stays.values()) + (capacity(new.ready, target) if proved else 0)
+    if whole:
+        others = {name: int(FULL * units / whole) for name, units in stays.items()}
     else:
-        whole = capacity(new.ready, target) + sum(stays.values())
-        others = {name: int(FULL * units / whole) if whole else 0 for name, units in stays.items()}
+        first = next((one.name for one in old if one.ready.pair), None) if not proved else None
+        others = {one.name: FULL if one.name == first else 0 for one in old}
     # No conversation begins on engines that are all about to go.
     rest = FULL - sum(others.values())
+    if whole and not proved:
+        # What rounding leaves over is the first one's, not the new one's.
+        others[next(name for name, units in stays.items() if units)] += rest
+        rest = 0
     return ((new.name, rest), *sorted(others.items()))
 
 
-def _proved(revision: str, observed: Observed) -> bool:
-    """Tell whether a token has come through the revision. Where no router runs, its ready pods must do."""
-    served = any(stats.served_tokens.get(revision) for stats in observed.stats.values())
-    return served or not ready_routers(observed)
+def served_revisions(observed: Observed) -> frozenset[str]:
+    """Return the revisions through which a token has come, by what routers say and by what was last known of it.
+
+    Routers count since their start: while none says anything, the status remembers one.
+    """
+    told = {name for stats in observed.stats.values() for name, tokens in stats.served_tokens.items() if tokens}
+    return frozenset(told | {str(observed.status.get("revision") or "")} - {""})
+
+
+def _shares(observed: Observed) -> frozenset[str]:
+    """Return the revisions that new conversations may begin on, by the fleet document that is written."""
+    return frozenset(one["name"] for one in (observed.fleet or {}).get("revisions") or () if one.get("weight"))

@@ -124,7 +124,8 @@ class Site:
     made: int = 0
 
     def serving(self) -> int:
-        return sum(one.ready and one.name not in self.draining for one in self.pods)
+        """Count what turns may begin on. One that was given up before it was ready is none, whatever it does then."""
+        return sum(one.ready and not one.doomed and one.name not in self.draining for one in self.pods)
 
     def start(self) -> None:
         """Make the pods that are missing, on the good node with the fewest, and delete as a ReplicaSet does."""

@@ -71,7 +71,17 @@ def test_engines_that_are_gone_or_going_are_no_pair() -> None:
     assert heal(RECOVERS, observed(("p1", "d1"), pods=leaving), NOW).stale == ()
 
 
-@pytest.mark.parametrize("missing", [{"ready": False}, {"terminating": True}])
+def test_the_last_engine_of_a_role_stays_while_another_of_the_pair_can_go() -> None:
+    pods = (engine("p1"), engine("d1"), engine("d2"))
+    assert restarted(observed(("p1", "d2"), pods=pods)) == "d2", "p1 and d1 go on serving"
+    assert restarted(observed(("p1", "d1"), ("p1", "d2"), pods=pods)) == "p1", "nothing serves as it is"
+    other = replace(engine("p2"), revision="other")
+    assert restarted(observed(("p1", "d2"), pods=(*pods, other))) == "d2", "what never pairs is no replacement"
+
+
+@pytest.mark.parametrize(
+    "missing", [{"ready": False}, {"terminating": True}, {"draining_since": "2026-01-01T11:00:00Z"}]
+)
 def test_no_engine_is_restarted_while_another_of_its_role_is_missing(missing: dict[str, Any]) -> None:
     pods = (engine("p1"), engine("p2", **missing), engine("d1"))
     found = heal(RECOVERS, observed(("p1", "d1"), pods=pods), NOW)

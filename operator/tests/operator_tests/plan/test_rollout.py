@@ -130,14 +130,15 @@ def test_a_scale_up_goes_to_the_old_one_where_the_new_one_cannot_start() -> None
 
 def test_an_abandoned_revision_that_never_ran_goes_at_once_and_the_good_one_stays() -> None:
     works = (*engines(OLDER), *engines(OLD, ready=0, created=LATER), *engines(NEW, ready=0, created="2026-03-03"))
-    now = step(replace(both(switched=False), workloads=works))
+    stats = {"router-0": RouterStats(fleet_version=(1, 7), served_tokens={OLDER: 9})}
+    now = step(replace(both(switched=False), workloads=works, stats=stats))
     assert now.sizes == {NEW: ONE, OLDER: ONE}
     assert weights(now) == {NEW: 0, OLDER: 100}
 
 
 def test_where_none_can_serve_the_oldest_stays_because_it_once_did() -> None:
     works = (*engines(OLDER, ready=0), *engines(OLD, ready=0, created=LATER))
-    now = step(replace(both(switched=False), workloads=works))
+    now = step(replace(both(switched=False), workloads=works, stats={"router-0": RouterStats((1, 7))}))
     assert now.sizes == {NEW: ONE, OLDER: ONE}
 
 
@@ -148,6 +149,47 @@ def test_going_back_to_the_old_revision_makes_it_the_new_one() -> None:
     assert now.sizes == {NEW: ONE}
     assert weights(now) == {NEW: 100, OLD: 0}
     assert now.able == (NEW,)
+
+
+def three(*, older: int = 3, old: int = 1, tokens: dict[str, int], shares: dict[str, int]) -> Observed:
+    """Observe an edit while the rollout of a former one has not ended."""
+    works = (
+        *engines(OLDER, ready=older, replicas=3),
+        *engines(OLD, ready=old, created=LATER),
+        *engines(NEW, ready=0, replicas=0, created="2026-03-03"),
+    )
+    stats = {"router-0": RouterStats(fleet_version=(1, 7), served_tokens=tokens)}
+    return replace(both(), workloads=works, fleet=fleet(shares, (1, 7)), stats=stats)
+
+
+def test_one_that_is_ready_and_never_served_takes_nothing_from_the_one_that_serves() -> None:
+    size, shares = Sizes(3, 3), {OLD: 0, OLDER: 100}
+    for known in (three(tokens={OLDER: 9}, shares=shares), replace(three(tokens={}, shares=shares), stats={})):
+        now = step(known, size)
+        assert weights(now) == {NEW: 0, OLD: 0, OLDER: 100}
+        assert now.sizes == {NEW: Sizes(), OLDER: size}
+
+
+def test_old_ones_that_both_serve_share_what_begins_by_their_capacity() -> None:
+    observed = three(older=2, tokens={OLDER: 9, OLD: 9}, shares={OLD: 34, OLDER: 66})
+    assert weights(step(observed, Sizes(3, 3))) == {NEW: 0, OLD: 34, OLDER: 66}
+
+
+def test_one_that_served_outlives_a_moment_without_ready_engines() -> None:
+    # Beside a new one whose pods are ready and through which no token came: it takes the turns, and no engine yet.
+    observed = both(served=False, switched=False)
+    works = (*engines(OLD, ready=0), *engines(NEW, created=LATER))
+    now = step(replace(observed, workloads=works))
+    assert (now.sizes, weights(now)) == ({NEW: ONE, OLD: ONE}, {NEW: 100, OLD: 0})
+    # And beside an abandoned one of the same kind.
+    now = step(three(older=0, tokens={OLDER: 9}, shares={OLD: 0, OLDER: 100}), Sizes(3, 3))
+    assert now.sizes[OLDER].pair
+
+
+def test_what_was_once_proved_stays_so_while_no_router_answers() -> None:
+    observed = replace(both(), stats={}, status={"revision": NEW})
+    assert weights(step(observed)) == {NEW: 100, OLD: 0}
+    assert weights(step(replace(observed, status={"revision": OLD}))) == {NEW: 0, OLD: 100}
 
 
 def test_suspended_keeps_one_revision_and_no_size() -> None:
@@ -171,6 +213,8 @@ class Cluster:
     ready: dict[str, Sizes] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
     good: dict[str, bool] = field(default_factory=dict)
+    mute: set[str] = field(default_factory=set)
+    """Revisions whose engines become ready and bring no token."""
     served: set[str] = field(default_factory=set)
     weights: dict[str, int] = field(default_factory=dict)
     version: int = 0
@@ -209,18 +253,32 @@ class Cluster:
         self.ready = {name: size.least(self.ready.get(name, Sizes())) for name, size in rollout.sizes.items()}
         self.sizes = dict(rollout.sizes)
 
-    def live(self, name: str, *, part: bool = False) -> None:
-        """Start what is wanted of a good revision (or one more of each), and have the canary go through it."""
-        if self.good[name] and name in self.sizes:
-            more = self.ready[name] + ONE if part else self.sizes[name]
+    def live(self, name: str, *, how: str = "start") -> None:
+        """Start what is wanted of a good revision (or one more of each), and have the canary go through it.
+
+        Or let none of its engines answer its probes for a while.
+        """
+        if how == "blip":
+            self.ready[name] = Sizes()
+        elif self.good[name] and name in self.sizes:
+            more = self.ready[name] + ONE if how == "one more" else self.sizes[name]
             self.ready[name] = more.least(self.sizes[name])
-        if self.pair(name):
+        if self.pair(name) and name not in self.mute:
             self.served.add(name)
+
+    def edit(self, action: str) -> str:
+        """Return the name of another revision, good, bad or mute."""
+        name = f"r{len(self.good)}"
+        self.good[name] = action != "bad edit"
+        self.mute |= {name} if action == "mute edit" else set()
+        return name
 
 
 ACTIONS = [
     "edit",
     "bad edit",
+    "mute edit",
+    "blip",
     "back",
     "scale",
     "pause",
@@ -244,9 +302,8 @@ def test_whatever_happens_the_bounds_hold_a_pair_stays_and_all_ends_in_the_wante
     wanted, size, paused = "r0", Sizes(prefill, decode), False
     for action, which in events:
         names = sorted(cluster.sizes)
-        if action in {"edit", "bad edit"}:
-            wanted = f"r{len(cluster.good)}"
-            cluster.good[wanted] = action == "edit"
+        if action.endswith("edit"):
+            wanted = cluster.edit(action)
         elif action == "back" and names:
             wanted = names[which % len(names)]
         elif action == "scale":
@@ -255,13 +312,14 @@ def test_whatever_happens_the_bounds_hold_a_pair_stays_and_all_ends_in_the_wante
             paused = not paused
         elif action == "reconcile":
             one_step(cluster, Target(wanted, size, bounds, held=paused))
-        elif action in {"start", "one more"} and names:
-            cluster.live(names[which % len(names)], part=action == "one more")
+        elif action in {"start", "one more", "blip"} and names:
+            cluster.live(names[which % len(names)], how=action)
         elif action == "acknowledge":
             cluster.acknowledged = cluster.version
         elif action == "a while":
             go_on(cluster, Target(wanted, size, bounds, held=paused), rounds=1 + which)
     cluster.good[wanted] = True
+    cluster.mute.clear()
     go_on(cluster, Target(wanted, size, bounds), rounds=60)
     assert cluster.sizes == {wanted: size}
     assert roll(Target(wanted, size, bounds), cluster.observe()).finished
@@ -285,6 +343,7 @@ def one_step(cluster: Cluster, target: Target) -> Rollout:
     proved = target.revision in cluster.served
     old_count = sum(name != target.revision for name in cluster.sizes)
     old_pairs = [name for name in pairs if name != target.revision]
+    once_good = [name for name, one in cluster.sizes.items() if name in cluster.served and one.pair]
     rollout = roll(target, cluster.observe())
     cluster.obey(rollout)
     units = min(size.prefill, size.decode)
@@ -300,8 +359,13 @@ def one_step(cluster: Cluster, target: Target) -> Rollout:
     recreate = units == 1 and bounds.surge == 0
     if pairs and not recreate:
         assert still
-        # New conversations find a pair that can serve.
+        # New conversations find a pair that can serve, and one that is known to, if there is any.
         assert any(cluster.weights.get(name) for name in still)
+        known = [name for name in still if name in cluster.served]
+        assert not known or any(cluster.weights.get(name) for name in known)
+    if once_good and not proved and not recreate:
+        # What has served and does not for a moment is still there when it does again.
+        assert any(cluster.sizes.get(name, Sizes()).pair for name in once_good)
     if old_pairs and not proved and not recreate:
         assert any(cluster.pair(name) for name in old_pairs)
     return rollout
