@@ -158,4 +158,21 @@ MUTATIONS = (
         "build_opener()",
         f"{_LEAVING_TESTS}::test_a_proxy_in_the_environment_is_not_asked",
     ),
+    Mutation(
+        "what a node has ended is no engine",
+        "it is counted among the living",
+        f"{_SOURCE}/reconcile/observe.py",
+        "pods=tuple(pod for pod in pods if not pod.over),",
+        "pods=pods,",
+        f"{_TESTS}/reconcile/test_rollouts.py::test_what_a_node_has_left_of_an_engine_stands_in_nobodys_way",
+    ),
+    Mutation(
+        "the status tells of missing replacements",
+        "engines that wait for a replacement are not told of",
+        f"{_PLAN}/decide.py",
+        "replacement_condition(drained, observed, progress) or progressing_condition(",
+        "progressing_condition(",
+        f"{_TESTS}/plan/test_decide.py"
+        "::test_an_engine_that_waits_for_a_replacement_that_cannot_come_says_so_and_what_to_do",
+    ),
 )

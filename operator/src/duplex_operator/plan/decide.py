@@ -22,6 +22,7 @@ from duplex_operator.plan.status import (
     estimate_status,
     progressing_condition,
     ready_condition,
+    replacement_condition,
     retention_status,
     reuse_status,
     role_condition,
@@ -107,7 +108,7 @@ def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     # A rollout that goes on takes engines off such nodes itself.
     settled = len({work.revision for work in observed.workloads}) <= 1 or progress.held
     drained = drain(rollout, observed, seconds, now, room if settled and not serving.spec.suspend else None)
-    at_rest = drained.sizes == rollout.sizes and not drained.waiting
+    at_rest = drained.sizes == rollout.sizes and not drained.waiting and not drained.unreplaced
     rollout = replace(rollout, finished=rollout.finished and at_rest)
     newest = tuple(
         _resized(obj, drained.sizes[wanted.revision])
@@ -184,7 +185,9 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     ready = ready_condition(rollout, parts, counts, suspended=suspended)
     steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
     stopped = progress.stalled and not rollout.finished
-    progressing = progressing_condition(wanted.revision, rollout, progress, parts, drained, suspended=suspended)
+    progressing = replacement_condition(drained, observed, progress) or progressing_condition(
+        wanted.revision, rollout, progress, parts, drained, suspended=suspended
+    )
     runs = serving_revision(rollout, counts) or next(iter(rollout.able), wanted.revision)
     transport = transport_condition(resolved, runs, counts, observed, healing.stale)
     drafts = [

@@ -42,13 +42,15 @@ class Mark:
 class Drain:
     """``sizes``: replicas by revision now. ``announced``: pods that take nothing new. ``marks``: to be written.
 
-    ``waiting``: pods that are marked and not done, and why, for people.
+    ``waiting``: pods that are marked and not done, and why, for people. ``unreplaced``: engines that stay on nodes
+    that are about to go, for want of others that are ready.
     """
 
     sizes: Mapping[str, Sizes]
     announced: tuple[str, ...]
     marks: tuple[Mark, ...]
     waiting: tuple[str, ...]
+    unreplaced: tuple[Pod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def drain(
     present: dict[str, dict[str, int]] = {}
     for work in observed.workloads:
         present.setdefault(work.revision, {})[work.role] = work.replicas
-    sizes, announced, marks, waiting = {}, [], [], []
+    sizes, announced, marks, waiting, unreplaced = {}, [], [], [], []
     for revision in {**rollout.sizes, **{name: Sizes() for name in present if name not in rollout.sizes}}:
         wanted = rollout.sizes.get(revision, Sizes())
         roles = {
@@ -112,7 +114,7 @@ def drain(
             for role in Role
         }
         marks += [mark for one in roles.values() for mark in one.marks]
-        waiting += [words for one in roles.values() for words in one.waiting]
+        unreplaced += [pod for one in roles.values() for pod in one.unreplaced]
         victims = {role.value: one.victims for role, one in roles.items()}
         last = _last_pair(victims, view) if revision in present and not wanted.pair else ()
         for pod in (pod for one in roles.values() for pod in one.victims if pod.ready):
@@ -126,7 +128,7 @@ def drain(
             sizes[revision] = size
     # Whoever deletes a pod past the operator: its preStop hook waits for what routers have there.
     ending = [pod.name for pod in observed.pods if pod.role in tuple(Role) and pod.terminating]
-    return Drain(sizes, tuple(sorted({*announced, *ending})), tuple(marks), tuple(waiting))
+    return Drain(sizes, tuple(sorted({*announced, *ending})), tuple(marks), tuple(waiting), tuple(unreplaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class _OneRole:
     victims: list[Pod]
     size: int
     marks: list[Mark]
-    waiting: list[str]
+    unreplaced: tuple[Pod, ...]
 
 
 def _role(  # noqa: PLR0917 - what is known of one role
@@ -158,8 +160,7 @@ def _role(  # noqa: PLR0917 - what is known of one role
     unmarked = [Mark(pod.name, pod.uid) for pod in living if pod.draining_since and pod not in victims]
     # One that is not ready needs no time to empty; the mark tells the ReplicaSet which one goes.
     sick = [Mark(pod.name, pod.uid, view.stamp(pod), done=True) for pod in leaving.gone if not pod.doomed]
-    waiting = [f"{pod.name} (on {pod.node}, which is about to go: no replacement is ready)" for pod in leaving.waiting]
-    return _OneRole(victims, size, [*unmarked, *sick], waiting)
+    return _OneRole(victims, size, [*unmarked, *sick], leaving.waiting)
 
 
 def _loads(observed: Observed) -> Mapping[str, Load] | None:

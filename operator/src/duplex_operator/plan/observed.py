@@ -32,7 +32,8 @@ class Pod:
     ``started``: when its containers last started; ``restarts``: how often they were restarted. ``preflight``: the last
     line of a preflight that let the engine start, empty where there is none. ``draining_since``: since when the
     operator takes the engine out of use, empty where it does not; ``doomed``: it may be deleted. ``cordoned``: its node
-    is about to go; ``ending``: within minutes, whatever is still on it.
+    is about to go; ``ending``: within minutes, whatever is still on it. ``over``: its node has ended it for good
+    (evicted, shut down, not admitted); its ReplicaSet counts it no more, but its object may stay for ever.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Pod:
     node: str = ""
     cordoned: bool = False
     ending: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Observed:
     ``roles``: ServingRoles by role. ``kept``: the engine Deployments of each revision as they were first rendered.
     ``fleet``: the fleet document as written last, None if never. ``fleet_age``: seconds since then. ``stats``: by
     router pod name, only those that answered. ``status``: the serving's present status. ``sees_nodes``: pods tell
-    whether their node is about to go.
+    whether their node is about to go. ``ended``: pods that are over; they are none of ``pods``.
     """
 
     workloads: tuple[Workload, ...] = ()
@@ -179,3 +181,4 @@ class Observed:
     stats: Mapping[str, RouterStats] = field(default_factory=dict)
     status: KubeObject = field(default_factory=dict)
     sees_nodes: bool = False
+    ended: tuple[Pod, ...] = ()

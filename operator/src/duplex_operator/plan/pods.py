@@ -20,6 +20,9 @@ _IMAGE_WAITS: Final = frozenset(
         "ImageInspectError",
     }
 )
+_OVER: Final = frozenset({"Failed", "Succeeded"})
+"""Phases that no pod leaves: containers are restarted for ever, so it is the node that ended them."""
+
 _LAST_WORDS: Final = 600
 """Longest quotation of a container, in characters, from its end."""
 
@@ -61,6 +64,7 @@ def pod_of(obj: KubeObject) -> Pod:
         draining_since=_time(annotations.get(Annotation.DRAINING)),
         node=(obj.get("spec") or {}).get("nodeName") or "",
         doomed=annotations.get(Annotation.DELETION_COST) == FIRST_TO_GO,
+        over=status.get("phase") in _OVER,
     )
 
 
@@ -98,6 +102,9 @@ def _preflight(status: Mapping[str, Any]) -> str:
 
 
 def _trouble(status: Mapping[str, Any]) -> Trouble:
+    if status.get("phase") in _OVER:
+        why, words = status.get("reason") or status["phase"], status.get("message") or "its node says no more"
+        return Trouble(Reason.PODS_NOT_READY, f"its node ended it: {why}: {words}")
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Trouble(

@@ -1,6 +1,6 @@
 """The status of a serving from what is observed: counts, conditions, and the words of kubectl's columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from duplex_connector.contract import Backend, Port
@@ -16,7 +16,7 @@ from duplex_operator.api.status import (
 )
 from duplex_operator.plan.conditions import Draft
 from duplex_operator.plan.drain import Drain, names
-from duplex_operator.plan.observed import Observed, Trouble, Workload
+from duplex_operator.plan.observed import Observed, Pod, Trouble, Workload
 from duplex_operator.plan.pods import HOPELESS, gravest
 from duplex_operator.plan.progress import Progress
 from duplex_operator.plan.rollout import Rollout
@@ -56,8 +56,11 @@ def role_trouble(role: str, work: Workload | None, observed: Observed) -> Troubl
     if work is not None and work.refused:
         return Trouble(Reason.FORBIDDEN, f"pods cannot be created: {work.refused}")
     revision = work.revision if work else None
-    pods = [pod for pod in observed.pods if pod.role == role and pod.revision == revision]
-    return gravest(pods) or Trouble(Reason.WAITING_FOR_PODS, "its pods are being created")
+    pods, ended = (
+        [pod for pod in each if pod.role == role and pod.revision == revision]
+        for each in (observed.pods, observed.ended)
+    )
+    return gravest(pods) or gravest(ended) or Trouble(Reason.WAITING_FOR_PODS, "its pods are being created")
 
 
 def ready_condition(rollout: Rollout, parts: Mapping[str, Draft], counts: Total, *, suspended: bool) -> Draft:
@@ -132,6 +135,7 @@ def progressing_condition(
     others = [name for name in rollout.able if name != wanted]
     kept = f"; revision {others[0]} goes on serving" if others else ""
     kept += f"; engines on their way out: {names(drained.waiting)}" if drained.waiting else ""
+    kept += f"; engines that wait for replacements: {_places(drained.unreplaced)}" if drained.unreplaced else ""
     hopeless = next((part for part in parts.values() if part.reason in HOPELESS), None)
     waiting = next((part.message for part in parts.values() if not part.holds), "")
     if progress.stalled:
@@ -144,6 +148,33 @@ def progressing_condition(
         text = f"rollout.paused is true: revision {wanted} waits at {progress.words(rollout)}"
         return Draft(kind, True, Reason.ROLLOUT_PAUSED, f"{text}{kept}")
     return Draft(kind, True, Reason.PROGRESSING, f"revision {wanted} comes up: {progress.words(rollout)}{kept}")
+
+
+def replacement_condition(drained: Drain, observed: Observed, progress: Progress) -> Draft | None:
+    """Say which engines wait on nodes that are about to go, what their replacements lack, and what to do.
+
+    None where no engine does, or where what is there is not all of one revision: then the rollout has more to say.
+    """
+    waiting = drained.unreplaced
+    if not waiting or len({work.revision for work in observed.workloads}) > 1:
+        return None
+    kinds = {(pod.role, pod.revision) for pod in waiting}
+    others = [pod for pod in observed.pods if (pod.role, pod.revision) in kinds]
+    refused = next((work.refused for work in observed.workloads if work.refused), "")
+    trouble = Trouble(Reason.FORBIDDEN, f"pods cannot be created: {refused}") if refused else gravest(others)
+    lacks = trouble.message if trouble else "others are being created"
+    stuck = trouble is not None and trouble.reason in {*HOPELESS, Reason.INSUFFICIENT_CAPACITY, Reason.FORBIDDEN}
+    text = f"engines wait for replacements before their nodes go: {_places(waiting)}; {lacks}"
+    if stuck or progress.stalled:
+        text += "; to let them go before, raise rollout.maxUnavailable or delete them; to keep them, uncordon the nodes"
+    reason = trouble.reason if trouble and stuck else Reason.PROGRESSING
+    if progress.stalled and not stuck:
+        reason = Reason.PROGRESS_DEADLINE_EXCEEDED
+    return Draft(ConditionType.PROGRESSING, not (stuck or progress.stalled), reason, text)
+
+
+def _places(pods: Iterable[Pod]) -> str:
+    return names(f"{pod.name} (on {pod.node})" for pod in pods)
 
 
 def transport_status(resolved: Resolved, counts: Total, condition: Draft) -> TransportStatus:

@@ -26,7 +26,7 @@ def observe(
     return Observed(
         workloads=tuple(work for work in works if work.role in tuple(Role)),
         router=next((work for work in works if work.role == ROUTER), None),
-        pods=pods,
+        pods=tuple(pod for pod in pods if not pod.over),
         children=tuple(ChildRef(one.kind, one.name, one.uid, _label(one.obj, Label.REVISION)) for one in owned),
         roles={_label(one.obj, Label.ROLE): _role_object(one) for one in owned if one.kind == ROLE_KIND},
         kept={_label(one.obj, Label.REVISION): _kept(one.obj) for one in owned if one.kind == KEPT_KIND},
@@ -35,6 +35,7 @@ def observe(
         stats=stats,
         status=status,
         sees_nodes=sees_nodes,
+        ended=tuple(pod for pod in pods if pod.over),
     )
 
 

@@ -151,11 +151,63 @@ def test_engines_leave_a_cordoned_node_and_the_status_says_what_they_wait_for() 
     assert sizes == [1, 2, 2], "the router's, and one more of each role"
     status, _, message = condition(decided, "Reconciling")
     assert status == "True", "the next look must not be long in coming"
-    assert "d-0 (on n-1, which is about to go: no replacement is ready)" in message
+    assert message.startswith("engines wait for replacements before their nodes go: p-0 (on n-1), d-0 (on n-1); others")
     assert decided.requeue_after == 3.0
     suspended = wanted(serving(suspend=True))
     stays = plan(suspended, replace(observed, pods=cordoned, sees_nodes=True), NOW)
     assert max(obj["spec"]["replicas"] for obj in stays.apply if obj["kind"] == "Deployment") == 1
+
+
+def without_replacement(*more: Pod, since: int = 0, **spec: Any) -> Plan:
+    """Decide for an engine on a cordoned node, with what there is besides."""
+    target = wanted(serving(**spec))
+    leaving = Pod("d-0", "decode", target.revision, "", ready=True, terminating=False, trouble=None, node="n-1")
+    pods = (
+        *serving_well("").pods,
+        replace(leaving, cordoned=True),
+        *(replace(p, revision=target.revision) for p in more),
+    )
+    observed = serving_well(target.revision, pods=pods, sees_nodes=True)
+    first = plan(target, observed, NOW)
+    return plan(target, replace(observed, status=first.status), NOW + timedelta(seconds=since))
+
+
+def test_an_engine_that_waits_for_a_replacement_that_cannot_come_says_so_and_what_to_do() -> None:
+    pending = Trouble(Reason.INSUFFICIENT_CAPACITY, "no node takes it: 0/3 nodes are available; add nodes")
+    other = Pod("d-1", "decode", "", "", ready=False, terminating=False, trouble=pending)
+    for seconds in (0, 3600):
+        decided = without_replacement(other, since=seconds)
+        status, reason, message = condition(decided, "Progressing")
+        assert (status, reason) == ("False", "InsufficientCapacity")
+        assert message.startswith("engines wait for replacements before their nodes go: d-0 (on n-1); pod d-1: no node")
+        assert "raise rollout.maxUnavailable" in message
+        assert "former spec" not in message
+        assert condition(decided, "Stalled")[0] == ("True" if seconds else "")
+        assert condition(decided, "Ready")[0] == "True"
+    loading = replace(other, trouble=Trouble(Reason.MODEL_LOADING, "the engine loads its model"))
+    assert condition(without_replacement(loading), "Progressing")[:2] == ("True", "Progressing")
+    late = condition(without_replacement(loading, since=3600), "Progressing")
+    assert late[:2] == ("False", "ProgressDeadlineExceeded")
+    assert "loads its model; to let them go before" in late[2]
+
+
+def test_why_nodes_end_pods_is_told_while_no_other_pod_says_why() -> None:
+    target = wanted()
+    ended = Pod(
+        "d-9",
+        "decode",
+        target.revision,
+        "",
+        ready=False,
+        terminating=False,
+        trouble=Trouble(Reason.PODS_NOT_READY, "E"),
+    )
+    few = tuple(engines(target.revision, ready=0))
+    found = condition(settled(workloads=few, ended=(ended,)), "DecodeReady")
+    assert found == ("False", "PodsNotReady", "0 of 1 decode pods are ready; pod d-9: E")
+    starting = replace(ended, name="d-1", trouble=Trouble(Reason.MODEL_LOADING, "the engine loads its model"))
+    pods = (*serving_well("").pods, starting)
+    assert condition(settled(workloads=few, ended=(ended,), pods=pods), "DecodeReady")[1] == "ModelLoading"
 
 
 def test_replicas_change_on_a_running_revision() -> None:

@@ -43,7 +43,7 @@ def decide(decode: Sequence[Pod], room: Room | None, *, wants: int = 2, has: int
 def test_a_replacement_comes_first() -> None:
     now = decide([GOOD, BAD], SPARE)
     assert (now.sizes["new"].decode, now.marks, now.announced) == (3, (), ())
-    assert now.waiting == ("d-1 (on n-2, which is about to go: no replacement is ready)",)
+    assert now.unreplaced == (BAD,)
     still = decide([GOOD, BAD, on("n-1", pod("d-2", ready=False))], SPARE, has=3)
     assert (still.sizes["new"].decode, still.marks) == (3, ())
 
@@ -100,7 +100,7 @@ def test_an_uncordoned_node_keeps_its_engine() -> None:
 
 def test_while_a_rollout_goes_on_engines_stay_until_it_takes_them() -> None:
     now = decide([GOOD, BAD], None)
-    assert (now.sizes["new"].decode, now.marks, now.waiting) == (2, (), ())
+    assert (now.sizes["new"].decode, now.marks, now.unreplaced) == (2, (), ())
 
 
 def test_room_is_counted_in_matched_units() -> None:

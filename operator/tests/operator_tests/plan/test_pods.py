@@ -25,6 +25,16 @@ CRASHED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Tracebac
 
 CASES = [
     (
+        {
+            "phase": "Failed",
+            "reason": "UnexpectedAdmissionError",
+            "message": "Allocate failed due to no healthy devices",
+            "containerStatuses": container(CRASHED),
+        },
+        Reason.PODS_NOT_READY,
+        "its node ended it: UnexpectedAdmissionError: Allocate failed due to no healthy devices",
+    ),
+    (
         {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
         Reason.INSUFFICIENT_CAPACITY,
         "0/3 nodes are available",
@@ -154,3 +164,12 @@ def test_the_gravest_is_told_once_with_how_many_have_it_in_any_order() -> None:
         assert trouble.reason is Reason.CRASH_LOOP
         assert trouble.message.startswith("pod b (and 1 more like it): ")
     assert gravest([]) is None
+
+
+def test_a_pod_that_its_node_ended_is_over() -> None:
+    assert [pod(phase=phase).over for phase in ("Pending", "Running", "Failed", "Succeeded")] == [
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -63,7 +63,11 @@ class Site:
 
     def pods(self, deployment: str = "") -> list[KubeObject]:
         """Return all pods, or those of one Deployment."""
-        found = [obj for (plural, _, _), obj in self._cluster.objects.items() if plural == PODS.plural]
+        found = [
+            obj
+            for (plural, _, _), obj in self._cluster.objects.items()
+            if plural == PODS.plural and obj["status"].get("phase") != "Failed"
+        ]
         return [pod for pod in found if not deployment or pod["metadata"]["annotations"]["deployment"] == deployment]
 
     def pair(self, revision: str) -> bool:
@@ -116,6 +120,11 @@ class Site:
         """Let a pod be told to end, which it takes its time for."""
         metadata = pod["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}
         self._cluster.put(PODS, copy.deepcopy(pod) | {"metadata": metadata}, "MODIFIED")
+
+    def end_by_node(self, pod: KubeObject) -> None:
+        """Let a node end a pod for good, as a kubelet does that lacks memory; nobody deletes what is left of it."""
+        status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+        self._cluster.put(PODS, copy.deepcopy(pod) | {"status": status}, "MODIFIED")
 
     def _end(self, pod: KubeObject) -> None:
         self.deleted.append(pod)

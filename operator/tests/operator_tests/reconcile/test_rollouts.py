@@ -260,3 +260,22 @@ async def test_suspend_lets_routers_go_before_engines() -> None:
 
 def deployments(cluster: Cluster) -> list[dict[str, Any]]:
     return [obj for (plural, _, _), obj in cluster.objects.items() if plural == "deployments"]
+
+
+async def test_what_a_node_has_left_of_an_engine_stands_in_nobodys_way() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    for number in (1, 2):
+        cluster.put(NODES, {"metadata": {"name": f"n-{number}", "uid": f"n-{number}"}}, "ADDED")
+    cluster, site = await begun(clock, cluster=cluster)
+    engine = next(pod for pod in site.pods() if pod["metadata"]["labels"].get("duplex.dev/role") == "decode")
+    site.end_by_node(engine)
+    site.act()
+    node = next(obj for key, obj in cluster.objects.items() if key == ("nodes", "", engine["spec"]["nodeName"]))
+    cluster.put(NODES, copy.deepcopy(node) | {"spec": {"unschedulable": True}}, "MODIFIED")
+    async with an_operator(cluster, clock) as inner:
+        await settle(inner, site)
+        await put(cluster, the_serving(**TWO | {"decode": {"instanceType": "cpu", "replicas": 3}}))
+        await settle(inner, site)
+        role = {"duplex.dev/role": "decode"}.items()
+        assert sum(role <= pod["metadata"]["labels"].items() for pod in site.pods()) == 3
+        assert cluster.objects["disaggregatedservings", "n", "chat"]["status"]["decode"]["draining"] == 0
