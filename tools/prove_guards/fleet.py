@@ -9,8 +9,33 @@ _TURN = "router/src/duplex_router/turn"
 _CHOICE = "router/tests/router_tests/test_choice.py"
 _TRIES = "router/tests/router_tests/test_tries.py"
 _QUEUE = "router/tests/router_tests/test_admission.py"
+_MOVING = "router/tests/router_tests/test_moving.py"
 
 MUTATIONS = (
+    Mutation(
+        "moving",
+        "a turn takes its handle along to another revision",
+        f"{_TURN}/turn.py",
+        "if self._offering.live:\n            self._offering.withdraw(Rejection.REVISION)",
+        "pass",
+        f"{_MOVING}::test_a_turn_that_waits_moves_without_its_handle",
+    ),
+    Mutation(
+        "moving",
+        "a turn goes from revision to revision for ever",
+        f"{_TURN}/tries.py",
+        "return not moved",
+        "return True",
+        f"{_MOVING}::test_it_goes_to_another_revision_once",
+    ),
+    Mutation(
+        "moving",
+        "a turn under way finds no engine as soon as its last one is to go",
+        f"{_FLEET}/fleet.py",
+        "self._decodes.get(revision) or self._leaving(revision, _DECODE)",
+        "self._decodes.get(revision)",
+        f"{_MOVING}::test_a_turn_that_prefill_has_begun_ends_on_a_decode_engine_that_is_to_go",
+    ),
     Mutation(
         "broken pair",
         "the decode engine is chosen whether or not it can read",

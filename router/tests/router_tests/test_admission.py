@@ -32,6 +32,9 @@ class Owner:
     def admitted(self) -> None:
         self.log.append(self.name)
 
+    def stranded(self) -> None:
+        self.log.append(f"{self.name} is stranded")
+
     def turned_away(self, status: HTTPStatus, retry_after: int) -> None:
         self.refused.append((status, retry_after))
 

@@ -149,13 +149,20 @@ class Fleet:
         """Tell whether a revision has a ready engine of each role: only then it takes new conversations."""
         return revision in self._prefills and revision in self._decodes
 
-    def pick_revision(self, preferred: str = "") -> str | None:
-        """Pick where a turn runs: its conversation's revision while that is complete, else one by weight."""
+    def _leaving(self, revision: str, role: Role) -> list[Engine]:
+        """Return those that take no new turns but still answer: a turn that began before they were to go ends there."""
+        found = [engine for engine in self.members(revision, role) if engine.serving]
+        return [engine for engine in found if engine.ready] or found
+
+    def pick_revision(self, preferred: str = "", *, but: str = "") -> str | None:
+        """Pick where a turn runs: its conversation's revision while that is complete, else one by weight, not `but`."""
         if self.document is None:
             return None
         if preferred and self.complete(preferred):
             return preferred
-        able = [revision for revision in self.document.revisions if self.complete(revision.name)]
+        able = [
+            revision for revision in self.document.revisions if self.complete(revision.name) and revision.name != but
+        ]
         weighted = [revision for revision in able if revision.weight > 0] or able
         return self._next_by_weight(weighted) if weighted else None
 
@@ -186,7 +193,7 @@ class Fleet:
         `tokens`: about how many the prompt has. `holder`: the decode engine that it shall pull from; where pairs are
         broken, an engine is chosen that can, and that some decode engine can read from.
         """
-        ready = self._prefills.get(revision)
+        ready = self._prefills.get(revision) or self._leaving(revision, Role.PREFILL)
         if not ready:
             return None
         now = self._clock()
@@ -210,7 +217,7 @@ class Fleet:
         self, revision: str, last: str = "", avoid: Collection[str] = (), *, prefill: str = ""
     ) -> Engine | None:
         """Pick a decode engine by its streams and the tokens it holds; one that can read from the engine `prefill`."""
-        ready = self._decodes.get(revision)
+        ready = self._decodes.get(revision) or self._leaving(revision, _DECODE)
         if not ready:
             return None
         now = self._clock()

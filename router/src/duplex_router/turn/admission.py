@@ -46,6 +46,10 @@ class Waiting(Protocol):
         """Start, after having waited."""
         ...
 
+    def stranded(self) -> None:
+        """Go elsewhere if that can be, else wait on: the revision has no engine of a role left that takes new legs."""
+        ...
+
     def turned_away(self, status: HTTPStatus, retry_after: int) -> None:
         """Give up: there is too much to do. `retry_after` in seconds."""
         ...
@@ -194,12 +198,18 @@ class Admission:
             queue.pumping = False
 
     def tick(self) -> None:
-        """Turn away who has waited too long, let in whom new engines have room for, forget revisions that are gone."""
+        """Turn away who has waited too long, let in whom new engines have room for, forget revisions that are gone.
+
+        Who waits for a revision that has no engine of a role left is told.
+        """
         oldest = self._clock() - self._settings.wait_seconds
         for revision, queue in list(self._queues.items()):
             late = [ticket for of_tenant in queue.waiting.values() for ticket in of_tenant if ticket.since <= oldest]
             for ticket in late:
                 self._turn_away(queue, ticket, HTTPStatus.SERVICE_UNAVAILABLE)
+            if not self._fleet.complete(revision):
+                for ticket in [ticket for of_tenant in queue.waiting.values() for ticket in of_tenant]:
+                    ticket.owner.stranded()
             self._pump(queue)
             if not queue.turns and not queue.length:
                 del self._queues[revision]

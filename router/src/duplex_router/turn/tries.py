@@ -17,14 +17,16 @@ def cause(result: Answer | Failure) -> str:
 class Tries:
     """One retry a turn, whichever leg it is; engines that could not even be reached are passed over besides.
 
+    Another revision is tried once, where none of the first's engines of a role can take the turn: that is no retry.
     `avoid`: keys of engines that failed in this turn; they are used again only where there are no others.
     """
 
-    __slots__ = ("_core", "_retried", "avoid")
+    __slots__ = ("_core", "_moved", "_retried", "avoid")
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._retried = False
+        self._moved = False
         self.avoid: set[str] = set()
 
     def prefill_failed(
@@ -62,6 +64,11 @@ class Tries:
         """Tell whether another engine of the same role is ready that has not failed in this turn."""
         ready = self._core.fleet.ready(engine.revision, engine.role)
         return any(each.key not in self.avoid for each in ready)
+
+    def may_move(self) -> bool:
+        """Tell whether the turn may go to another revision: it may once."""
+        moved, self._moved = self._moved, True
+        return not moved
 
     def _again(self, engine: Engine, result: Answer | Failure) -> bool:
         self.avoid.add(engine.key)

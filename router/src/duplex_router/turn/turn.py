@@ -20,6 +20,7 @@ from .closing import close_books
 from .core import JSON_TYPE, Client, Core
 from .decode import DecodeLeg
 from .legs import OK, SERVER_ERROR, Answer, Exchange, Failure, WholeAnswer
+from .offer import Rejection
 from .offering import Offering
 from .record import LegRecord, TurnRecord
 from .retention import FinishedTurn, keep_handle
@@ -89,12 +90,34 @@ class Turn:
         if revision is None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill and decode engine of one revision is ready.")
             return
+        self._enter(revision)
+
+    def _enter(self, revision: str) -> None:
         self._revision = revision
         tokens = 0 if self._subject.request.whole else self._tokens()
         self._phase = Phase.WAITING
-        self._ticket = core.admission.enter(revision, self._subject.tenant, tokens, self)
+        self._ticket = self._core.admission.enter(revision, self._subject.tenant, tokens, self)
         if self._ticket.inside:
             self.admitted()
+
+    def _goes_elsewhere(self) -> bool:
+        """Begin anew on another revision, once: the turn's own has no engine of a role left that could take it."""
+        revision = self._core.fleet.pick_revision(but=self._revision)
+        if revision is None or not self._watched or not self._tries.may_move():
+            return False
+        self._core.counters.retries["revision"] += 1
+        if self._offering.live:
+            self._offering.withdraw(Rejection.REVISION)
+        self._answer = self._prefill_engine = None
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._core.admission.leave(ticket)
+        self._enter(revision)
+        return True
+
+    def stranded(self) -> None:
+        """See `Waiting`."""
+        self._goes_elsewhere()
 
     def admitted(self) -> None:
         """See `Waiting`."""
@@ -115,7 +138,8 @@ class Turn:
             self._revision, last, self._tries.avoid, tokens=self._tokens(), holder=self._offering.holder
         )
         if engine is None:
-            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill engine is ready.")
+            if not self._goes_elsewhere():
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "No prefill engine is ready.")
             return
         self._phase = Phase.PREFILL
         self._prefill_engine = self._engine = engine
@@ -191,6 +215,8 @@ class Turn:
             self._core.counters.retries["prefill"] += 1
             self._start_prefill()
             return
+        if result is Failure.UNREACHABLE and self._goes_elsewhere():
+            return
         status = HTTPStatus.GATEWAY_TIMEOUT if result is Failure.TIMEOUT else HTTPStatus.BAD_GATEWAY
         self._fail(status, f"The prefill engine failed ({what}); the request may be sent again.")
 
@@ -201,7 +227,9 @@ class Turn:
         engine = self._core.fleet.pick_decode(self._revision, last, self._tries.avoid, prefill=self._hander())
         if engine is None:
             self._drop_hand_off()
-            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
+            self._offering.spent()
+            if not self._goes_elsewhere():
+                self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "No decode engine is ready.")
             return
         self._phase = Phase.DECODE
         self._engine = engine
@@ -248,9 +276,14 @@ class Turn:
                 self._start_prefill()
         elif isinstance(failure, Answer):
             self._pass_on(failure)
-        else:
+        elif not (unread and self._moves_after(engine)):
             status = HTTPStatus.GATEWAY_TIMEOUT if failure is Failure.TIMEOUT else HTTPStatus.BAD_GATEWAY
             self._fail(status, f"The decode engine failed ({what}); the request may be sent again.")
+
+    def _moves_after(self, engine: Engine | None) -> bool:
+        """Begin anew on another revision after a decode engine could not be reached and no other is left."""
+        self._offering.done_again(engine.key if engine is not None else "")
+        return self._goes_elsewhere()
 
     def decode_refused(self, answer: Answer) -> None:
         """See `DecodeListener`."""
