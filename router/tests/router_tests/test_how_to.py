@@ -75,7 +75,10 @@ async def test_nginx_keeps_a_conversation_on_one_router(guarded: Engines, tmp_pa
         try:
             await until(lambda: _run(f"curl -sf http://127.0.0.1:{port}/health", tmp_path)[0] == 0)
             async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client:
-                for session in range(8):
+                # Where a session goes depends on the routers' ports, so eight of them may meet on one.
+                for session in range(64):
+                    if session >= 8 and one.service.counters.turns and two.service.counters.turns:
+                        break
                     messages = fresh()
                     for turn in range(2):
                         messages.append(user(f"{session} {turn}", words=20))
@@ -83,7 +86,6 @@ async def test_nginx_keeps_a_conversation_on_one_router(guarded: Engines, tmp_pa
                         said = await say(client, messages, stream=bool(turn), tokens=20, extra_headers=header)
                         assert said.reuse == ("full" if turn else "miss")
                         messages.append(assistant(said.text))
-            assert one.service.counters.turns + two.service.counters.turns == 16
             assert min(one.service.counters.turns, two.service.counters.turns) > 0
         finally:
             process.terminate()
