@@ -43,7 +43,7 @@ manifests: setup ## Generate CRDs, the chart's copies and the reference pages
 test: check test-api conformance e2e ## All tests: the gate, the real API server, conformance and the lab with the simulator
 
 test-unit: setup ## Unit tests (no cluster)
-	$(BIN)/pytest -q -m "not apiserver and not lab and not vllm"
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not apiserver and not lab and not vllm"
 
 test-native: setup ## The router's unit tests on the compiled router, as its image has it (needs gcc)
 	rm -rf build/native && $(BIN)/python router/native.py build/native
