@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
@@ -119,8 +121,11 @@ def _without_thinking(text: str) -> str:
     return text.rpartition("</think>")[2].lstrip()
 
 
-def converse(script: Script) -> list[Turn]:
-    """Hold the conversation of the script and return its turns; prints each as a JSON line when it is over."""
+def converse(script: Script, *, enough: Callable[[], bool] = lambda: False) -> list[Turn]:
+    """Hold the conversation of the script and return its turns; prints each as a JSON line when it is over.
+
+    It ends before its time after a turn when `enough` says so.
+    """
     client = OpenAI(
         base_url=f"{script.base_url}/v1", api_key=script.nonce, timeout=script.timeout_seconds, max_retries=0
     )
@@ -143,6 +148,8 @@ def converse(script: Script) -> list[Turn]:
         messages.append({"role": "assistant", "content": reply})
         turns.append(turn)
         print(json.dumps(asdict(turn)), flush=True)
+        if enough():
+            break
         time.sleep(script.pause_seconds)
     return turns
 
@@ -153,5 +160,12 @@ def parse_turns(output: str) -> list[Turn]:
     return [Turn(**{k: v for k, v in json.loads(line).items() if k in names}) for line in output.splitlines() if line]
 
 
+def main() -> None:
+    """Hold the conversation that standard input describes; SIGTERM ends it once the turn under way is over."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    converse(Script(**json.load(sys.stdin)), enough=lambda: bool(told))
+
+
 if __name__ == "__main__":
-    converse(Script(**json.load(sys.stdin)))
+    main()

@@ -94,6 +94,11 @@ class Serving:
         found = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))
         return list(found["items"])
 
+    def staying(self, role: str) -> set[str]:
+        """Return the names of a role's pods, those on their way out left aside."""
+        found = self.list("pods", role=role)
+        return {pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
+
     def wait_ready(self, *, seconds: float, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Wait until Ready is True for the present generation; `say` hears each change of reason."""
 

@@ -12,16 +12,19 @@ import pytest
 
 from duplex_lab.cluster import Cluster, open_cluster
 from harness.conversation import Script, Turn
+from harness.crowd import Crowd
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
 from harness.reference import await_reference, start_reference
 from harness.serving import Serving, merged, read_manifest, served_name
 from harness.talk import talk
+from harness.tally import Tally, table
 
 READY_SECONDS = 240.0
 CORRUPT_MARK = "CORRUPT"
 QUICKSTART = ROOT / "examples/quickstart.yaml"
 # Fast clocks: the scenarios are about answers, not about time.
 INSTANT = {"spec": {"engine": {"args": ["--sim-profile=instant"]}}}
+TWO_PAIRS: dict[str, Any] = {"spec": {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}}
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -32,13 +35,33 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
+TALLIES: pytest.StashKey[list[Tally]] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """End with what each scenario did."""
+    tallies = config.stash.get(TALLIES, [])
+    if tallies:
+        terminalreporter.section("scenarios")
+        for line in table(tallies):
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
+    """Give the counts of this scenario."""
+    found = Tally(request.node.name)
+    request.config.stash.setdefault(TALLIES, []).append(found)
+    return found
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Give a running cluster with the operator installed; KEEP=1 leaves it up, LAB names it."""
     found = open_cluster(name=os.environ.get("LAB") or "e2e", kind=os.environ.get("CLUSTER") or "local")
     if not os.environ.get("KEEP"):
         found.down()  # a run that was cut off leaves its cluster behind, with the operator and the images of then
-    found.up()
+    found.up(nodes=2)  # so that one can be drained
     try:
         found.load_images([*CONTROL_IMAGES, "simulator", "store"])
         install_operator(found)
@@ -85,6 +108,7 @@ class Talker:
     cluster: Cluster
     serving: Serving
     plain_url: str
+    tally: Tally
 
     def script(self, **changes: Any) -> Script:  # noqa: ANN401 - any field of Script
         """Return a short conversation with a nonce of its own."""
@@ -99,6 +123,17 @@ class Talker:
         )
         return replace(base, **changes)
 
+    def begin(self, crowd: Crowd) -> None:
+        """Begin three conversations, a turn every two seconds, and let each have a turn or two."""
+        for _ in range(3):
+            crowd.add(self.script(turns=300, pause_seconds=2, first_words=200, next_words=60, max_tokens=16))
+        crowd.listen(6)
+
+    def end(self, crowd: Crowd) -> list[Turn]:
+        """Let each conversation have a turn or two more, end and check them, and return their turns."""
+        crowd.listen(6)
+        return [turn for talk in crowd.end(self.check) for turn in talk]
+
     def expected(self, script: Script) -> list[str]:
         """Return the plain engine's answers to the same conversation."""
         plain = replace(script, base_url=self.plain_url, pause_seconds=0)
@@ -111,15 +146,24 @@ class Talker:
             assert turn.text, turn
             assert turn.text == expected, turn
             assert turn.finish_reason in {"stop", "length"}, turn
+        self.tally.take(turns)
 
 
 @pytest.fixture
-def talker(cluster: Cluster) -> Callable[[Serving], Talker]:
+def talker(cluster: Cluster, tally: Tally) -> Callable[[Serving], Talker]:
     """Give a function that makes a Talker for a serving, with its plain engine running."""
 
     def make(serving: Serving) -> Talker:
         url = start_reference(serving, "plain", seconds=READY_SECONDS)
         await_reference(serving, "plain", seconds=READY_SECONDS)
-        return Talker(cluster, serving, url)
+        return Talker(cluster, serving, url, tally)
 
     return make
+
+
+@pytest.fixture
+def crowd(cluster: Cluster) -> Iterator[Crowd]:
+    """Give a crowd that nobody is in yet."""
+    found = Crowd(cluster)
+    yield found
+    found.kill()

@@ -12,6 +12,7 @@ from harness.conversation import parse_turns
 from harness.installation import SYSTEM_NAMESPACE
 from harness.serving import Serving
 from harness.talk import finish, start, talk
+from harness.tally import Tally
 
 from .conftest import READY_SECONDS, Apply, Talker
 
@@ -37,6 +38,7 @@ def test_engines_killed_between_turns(cluster: Cluster, apply_serving: Apply, ta
             raise AssertionError("the conversation has no output")
         first = process.stdout.readline()
         killed = kill(serving, role)
+        talks.tally.kills += 1
 
         def replaced(killed: str = killed, role: str = role) -> bool | None:
             pods = [pod for pod in serving.list("pods", role=role) if pod["metadata"]["name"] != killed]
@@ -49,10 +51,11 @@ def test_engines_killed_between_turns(cluster: Cluster, apply_serving: Apply, ta
         assert turns[-1].pulled_tokens, "reuse comes back after the engine does"
 
 
-def test_operator_killed_mid_apply(cluster: Cluster, apply_serving: Apply, talker: MakeTalker) -> None:
+def test_operator_killed_mid_apply(cluster: Cluster, apply_serving: Apply, talker: MakeTalker, tally: Tally) -> None:
     """Both operator replicas die while a serving is being made; the next leader finishes it, once."""
     serving = apply_serving(ready=False)
     cluster.kubectl("-n", SYSTEM_NAMESPACE, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+    tally.kills += 1
     serving.wait_ready(seconds=READY_SECONDS)
     assert len(serving.list("deployments", role="prefill")) == 1
     assert len(serving.list("deployments", role="decode")) == 1

@@ -44,6 +44,7 @@ class Talk:
         assert CORRUPT_MARK not in answered.text
         assert answered.text == expected.text
         assert answered.text
+        self.talker.tally.take([answered])
         self.messages.append({"role": "assistant", "content": answered.text})
         return answered
 
@@ -92,6 +93,7 @@ def test_a_conversation_alternates_between_routers_and_outlives_one_of_them_and_
 
     killed = next(iter(pods))
     shared.kubectl("delete", "pod", killed, "--grace-period=0", "--force", "--wait=false")
+    talk.talker.tally.kills += 1
     survivor = next(address for name, address in pods.items() if name != killed)
     assert talk.turn(survivor).pulled_tokens, "what the dead router had held is found by the other"
     addresses = list(routers(shared, count=2, without=[killed]).values())

@@ -20,7 +20,7 @@ POLICY: Final[dict[str, Any]] = {
     ],
 }
 
-_FORBIDDEN: Final = 403
+_DECISION: Final = "authorization.k8s.io/decision"
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,8 @@ class Request:
     namespace: str
     name: str
     status: int
-
-    @property
-    def forbidden(self) -> bool:
-        """Whether the API server said that the account may not do this."""
-        return self.status == _FORBIDDEN
+    forbidden: bool
+    """The account has no right to do this; a 403 may also say that the namespace is being deleted."""
 
 
 def requests(log: Path) -> Iterator[Request]:
@@ -56,4 +53,5 @@ def requests(log: Path) -> Iterator[Request]:
                 namespace=target.get("namespace", ""),
                 name=target.get("name", ""),
                 status=int((entry.get("responseStatus") or {}).get("code", 0)),
+                forbidden=entry.get("annotations", {}).get(_DECISION) == "forbid",
             )
