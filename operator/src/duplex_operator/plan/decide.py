@@ -183,7 +183,9 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     routers = 0 if suspended else serving.spec.router.replicas
     parts = _parts(wanted.revision, replicas, routers, observed)
     ready = ready_condition(rollout, parts, counts, suspended=suspended)
-    steady = rollout.finished and (suspended or (bool(ready.holds) and bool(parts["router"].holds)))
+    # An autoscaler may ask for none: then there is nothing to wait for either.
+    none_wanted = not all(replicas.values())
+    steady = rollout.finished and (suspended or ((ready.holds or none_wanted) and parts["router"].holds is True))
     stopped = progress.stalled and not rollout.finished
     progressing = replacement_condition(drained, observed, progress) or progressing_condition(
         wanted.revision, rollout, progress, parts, drained, suspended=suspended

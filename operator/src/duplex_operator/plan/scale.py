@@ -32,12 +32,18 @@ class Scale:
 
 
 def asked(serving: DisaggregatedServing, observed: Observed) -> Sizes:
-    """Return the sizes that are asked for, by the serving or by autoscalers."""
+    """Return the sizes that are asked for, by the serving or by autoscalers.
+
+    Where an autoscaler rules and its number is gone with its object (somebody has deleted that, or its CRD), the size
+    aimed at before goes on: what `replicas` begins with would take away all that has been added since.
+    """
     numbers = {}
     for name, role in _roles(serving):
         seen = observed.roles.get(name)
-        number = seen.replicas if seen is not None and role.scaling.mode is ScalingMode.EXTERNAL else None
-        numbers[name] = role.replicas if number is None else number
+        external = role.scaling.mode is ScalingMode.EXTERNAL
+        number = seen.replicas if seen is not None and external else None
+        former = (observed.status.get(name) or {}).get("replicas") if external and observed.workloads else None
+        numbers[name] = (former or role.replicas) if number is None else number
     return Sizes(**numbers)
 
 
@@ -61,7 +67,8 @@ def scales(serving: DisaggregatedServing, observed: Observed) -> Iterator[Scale]
             replicas = role.replicas
         elif seen.replicas is None:
             replicas = getattr(_settled(serving, wishes), name)
-        living = [pod for pod in observed.pods if pod.role == name and not pod.terminating]
+        # An autoscaler that counts engines on their way out takes the number before its own decision for enough.
+        living = [pod for pod in observed.pods if pod.role == name and not pod.terminating and not pod.draining_since]
         status = ServingRoleStatus(
             replicas=len(living),
             selector=f"{Label.SERVING}={serving.name},{Label.ROLE}={name}",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from duplex_operator.api import Problem, Reason, Status
-from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Plan, Pod, RouterStats, plan, plan_stalled
+from duplex_operator.plan import KEPT_KIND, ChildRef, Observed, Plan, Pod, RoleObject, RouterStats, plan, plan_stalled
 from duplex_operator.plan.decide import STEADY_SECONDS
 from duplex_operator.plan.observed import Canary, Trouble
 from duplex_operator.render import RenderContext
@@ -208,6 +208,17 @@ def test_why_nodes_end_pods_is_told_while_no_other_pod_says_why() -> None:
     starting = replace(ended, name="d-1", trouble=Trouble(Reason.MODEL_LOADING, "the engine loads its model"))
     pods = (*serving_well("").pods, starting)
     assert condition(settled(workloads=few, ended=(ended,), pods=pods), "DecodeReady")[1] == "ModelLoading"
+
+
+def test_an_autoscaler_that_asks_for_none_gets_rest() -> None:
+    none = {"instanceType": "cpu", "scaling": {"mode": "External", "minReplicas": 0}}
+    target = wanted(serving(prefill=none, decode=none))
+    roles = {role: RoleObject(f"chat-{role}", role, 0) for role in ("prefill", "decode")}
+    works = tuple(engines(target.revision, ready=0, replicas=0))
+    decided = plan(target, serving_well(target.revision, roles=roles, workloads=works), NOW)
+    assert condition(decided, "Ready")[:2] == ("False", "Suspended")
+    assert condition(decided, "Reconciling") == ("", "", "")
+    assert decided.requeue_after == STEADY_SECONDS
 
 
 def test_replicas_change_on_a_running_revision() -> None:

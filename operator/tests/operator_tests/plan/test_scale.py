@@ -8,7 +8,7 @@ from duplex_operator.plan import Observed, Plan, RoleObject, plan
 from duplex_operator.plan.scale import Scale, scales, wanted_sizes
 from duplex_operator.plan.sizes import Sizes
 
-from .build import serving, serving_well, wanted
+from .build import engines, serving, serving_well, wanted
 from .test_drain import pod
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,6 +53,24 @@ def test_the_number_to_begin_with_is_written_only_where_there_is_none_and_nobody
     assert (told(of, observed)["chat-decode"].replicas, told(of, observed)["chat-decode"].version) == (2, "9")
     assert wanted_sizes(of, Observed()) == Sizes(2, 2)
     assert told(of, Observed()) == {}, "made first, sized at the next look"
+
+
+def test_a_number_that_is_lost_with_its_object_is_the_one_aimed_at_before() -> None:
+    of = scaled(decode={"scaling": EXTERNAL}, prefill={"scaling": EXTERNAL})
+    status = {"prefill": {"replicas": 3}, "decode": {"replicas": 7}}
+    runs = tuple(engines("r", ready=7, replicas=7))
+    assert wanted_sizes(of, Observed(status=status, workloads=runs)) == Sizes(3, 7)
+    again = told(of, seeing(status=status, workloads=runs))
+    assert [again[name].replicas for name in ("chat-prefill", "chat-decode")] == [3, 7]
+    assert wanted_sizes(scaled(), Observed(status=status, workloads=runs)) == Sizes(2, 2), "Fixed is the serving's"
+    suspended = {"prefill": {"replicas": 0}, "decode": {"replicas": 0}}
+    assert wanted_sizes(of, Observed(status=suspended, workloads=runs)) == Sizes(2, 2)
+
+
+def test_engines_on_their_way_out_are_not_counted_for_autoscalers() -> None:
+    pods = (pod("d-0"), pod("d-1", since="2026-01-01T00:00:00Z"), pod("d-2", terminating=True), pod("d-3", ready=False))
+    status = told(scaled(decode={"scaling": EXTERNAL}), seeing(prefill=2, decode=2, pods=pods))["chat-decode"].status
+    assert (status["replicas"], status["ready"]) == (2, 1)
 
 
 def test_what_is_asked_for_stays_within_bounds_and_ratio_and_the_role_says_why() -> None:
