@@ -172,7 +172,31 @@ MUTATIONS = (
         f"{_PLAN}/decide.py",
         "replacement_condition(drained, observed, progress) or progressing_condition(",
         "progressing_condition(",
-        f"{_TESTS}/plan/test_decide.py"
+        f"{_TESTS}/plan/test_nodes.py"
         "::test_an_engine_that_waits_for_a_replacement_that_cannot_come_says_so_and_what_to_do",
+    ),
+    Mutation(
+        "a dead node holds nothing up",
+        "a rollout waits for the engines that it keeps",
+        f"{_PLAN}/rollout.py",
+        "going = [pod for pod in observed.pods if pod.terminating and not pod.stuck]",
+        "going = [pod for pod in observed.pods if pod.terminating]",
+        f"{_TESTS}/plan/test_nodes.py::test_what_a_dead_node_keeps_holds_up_neither_a_rollout_nor_a_suspend",
+    ),
+    Mutation(
+        "a dead node holds nothing up",
+        "a suspend waits for the routers that it keeps",
+        f"{_PLAN}/rollout.py",
+        'return any(pod.role == "router" and not pod.stuck for pod in observed.pods)',
+        'return any(pod.role == "router" for pod in observed.pods)',
+        f"{_TESTS}/plan/test_nodes.py::test_what_a_dead_node_keeps_holds_up_neither_a_rollout_nor_a_suspend",
+    ),
+    Mutation(
+        "an autoscaler's number",
+        "where its object is lost, the role shrinks to what the serving begins with",
+        f"{_PLAN}/scale.py",
+        "(former or role.replicas) if number is None",
+        "role.replicas if number is None",
+        f"{_TESTS}/plan/test_scale.py::test_a_number_that_is_lost_with_its_object_is_the_one_aimed_at_before",
     ),
 )

@@ -13,6 +13,7 @@ from duplex_operator.plan.evacuation import room_of
 from duplex_operator.plan.evidence import reuse_condition, transport_condition
 from duplex_operator.plan.healing import Healing, Restart, heal
 from duplex_operator.plan.observed import ChildRef, KubeObject, Observed, Workload
+from duplex_operator.plan.pods import with_stuck
 from duplex_operator.plan.progress import Progress, look
 from duplex_operator.plan.rollout import FleetContent, Rollout, Target, roll
 from duplex_operator.plan.scale import Scale, scales, wanted_sizes
@@ -90,6 +91,7 @@ class Wanted:
 def plan(wanted: Wanted, observed: Observed, now: datetime) -> Plan:
     """Decide for a serving that ``validate`` found nothing wrong with."""
     serving = wanted.serving
+    observed = replace(observed, pods=with_stuck(observed.pods, now))
     engines = [obj for obj in wanted.rendered if _is_engine(obj)]
     size = wanted_sizes(serving, observed)
     replicas = {role.value: getattr(size, role) for role in Role}
@@ -188,7 +190,7 @@ def _status(  # noqa: PLR0917 - all that was decided goes into the status
     steady = rollout.finished and (suspended or ((ready.holds or none_wanted) and parts["router"].holds is True))
     stopped = progress.stalled and not rollout.finished
     progressing = replacement_condition(drained, observed, progress) or progressing_condition(
-        wanted.revision, rollout, progress, parts, drained, suspended=suspended
+        wanted.revision, rollout, progress, parts, drained=drained, observed=observed, suspended=suspended
     )
     runs = serving_revision(rollout, counts) or next(iter(rollout.able), wanted.revision)
     transport = transport_condition(resolved, runs, counts, observed, healing.stale)

@@ -34,6 +34,7 @@ class Pod:
     operator takes the engine out of use, empty where it does not; ``doomed``: it may be deleted. ``cordoned``: its node
     is about to go; ``ending``: within minutes, whatever is still on it. ``over``: its node has ended it for good
     (evicted, shut down, not admitted); its ReplicaSet counts it no more, but its object may stay for ever.
+    ``due``: when a terminating one was to be gone; ``stuck``: that is long past, so its node is most likely dead.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Pod:
     cordoned: bool = False
     ending: bool = False
     over: bool = False
+    due: str = ""
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """From a Pod to why it is not ready, in words that say what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from duplex_connector.contract import Annotation, Label
@@ -20,6 +21,9 @@ _IMAGE_WAITS: Final = frozenset(
         "ImageInspectError",
     }
 )
+STUCK_SECONDS: Final = 120.0
+"""How long after its grace period a terminating pod counts as there. A kubelet that lives ends it within seconds."""
+
 _OVER: Final = frozenset({"Failed", "Succeeded"})
 """Phases that no pod leaves: containers are restarted for ever, so it is the node that ended them."""
 
@@ -65,7 +69,14 @@ def pod_of(obj: KubeObject) -> Pod:
         node=(obj.get("spec") or {}).get("nodeName") or "",
         doomed=annotations.get(Annotation.DELETION_COST) == FIRST_TO_GO,
         over=status.get("phase") in _OVER,
+        due=_time(metadata.get("deletionTimestamp")),
     )
+
+
+def with_stuck(pods: Iterable[Pod], now: datetime) -> tuple[Pod, ...]:
+    """Tell of each pod whether it is stuck: nobody can wait for what a dead node keeps."""
+    latest = (now - timedelta(seconds=STUCK_SECONDS)).strftime(TIME)
+    return tuple(replace(pod, stuck=True) if pod.due and pod.due <= latest else pod for pod in pods)
 
 
 def _time(written: str | None) -> str:

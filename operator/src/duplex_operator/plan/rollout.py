@@ -101,13 +101,17 @@ def roll(target: Target, observed: Observed) -> Rollout:
 
 
 def leaving(observed: Observed, wanted: str) -> Sizes:
-    """Count the terminating engines of other revisions than the wanted one: their devices are not free yet."""
-    roles = [pod.role for pod in observed.pods if pod.terminating and pod.revision not in ("", wanted)]
+    """Count the terminating engines of other revisions than the wanted one: their devices are not free yet.
+
+    Those that are stuck have none that anybody could wait for.
+    """
+    going = [pod for pod in observed.pods if pod.terminating and not pod.stuck]
+    roles = [pod.role for pod in going if pod.revision not in ("", wanted)]
     return Sizes(roles.count("prefill"), roles.count("decode"))
 
 
 def _routers(observed: Observed) -> bool:
-    return any(pod.role == "router" for pod in observed.pods)
+    return any(pod.role == "router" and not pod.stuck for pod in observed.pods)
 
 
 def _by_revision(workloads: Iterable[Workload]) -> dict[str, dict[str, Workload]]:

@@ -122,8 +122,9 @@ def progressing_condition(
     rollout: Rollout,
     progress: Progress,
     parts: Mapping[str, Draft],
-    drained: Drain,
     *,
+    drained: Drain,
+    observed: Observed,
     suspended: bool,
 ) -> Draft:
     """Say how the newest revision gets on."""
@@ -135,6 +136,8 @@ def progressing_condition(
     others = [name for name in rollout.able if name != wanted]
     kept = f"; revision {others[0]} goes on serving" if others else ""
     kept += f"; engines on their way out: {names(drained.waiting)}" if drained.waiting else ""
+    stuck = [pod for pod in observed.pods if pod.stuck]
+    kept += f"; pods that have not ended in their time, most likely on dead nodes: {_places(stuck)}" if stuck else ""
     kept += f"; engines that wait for replacements: {_places(drained.unreplaced)}" if drained.unreplaced else ""
     hopeless = next((part for part in parts.values() if part.reason in HOPELESS), None)
     waiting = next((part.message for part in parts.values() if not part.holds), "")

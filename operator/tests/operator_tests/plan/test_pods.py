@@ -173,3 +173,9 @@ def test_a_pod_that_its_node_ended_is_over() -> None:
         True,
         True,
     ]
+
+
+def test_when_a_pod_is_to_be_gone_is_what_the_server_says() -> None:
+    gone = pod_of({"metadata": {"name": "p", "deletionTimestamp": "2026-01-01T00:02:00Z"}})
+    assert (gone.terminating, gone.due, gone.stuck) == (True, "2026-01-01T00:02:00Z", False)
+    assert pod().due == ""
