@@ -133,8 +133,8 @@ def next_sizes(
         needed = max(units - bounds.unavailable - capacity(new.ready, target), Fraction(0))
         stays, most = size_of(needed, target), target
     else:
-        stays = target if held or bounds.surge else _making_room(target, bounds)
         most = size_of(Fraction(min(bounds.surge or bounds.unavailable, units)), target)
+        stays = target if held or bounds.surge else _making_room(target, bounds, begun=not most - new.size)
     limit = size_of(Fraction(units + bounds.surge), target) - leaving
     room = limit - _total(one.size for one in old)
     grown = new.size.least(target) if held else _grown(new, room.least(most), target)
@@ -158,10 +158,13 @@ def _grown(new: Standing, room: Sizes, target: Sizes) -> Sizes:
     return new.size.least(target).most(matched(room, target))
 
 
-def _making_room(target: Sizes, bounds: Bounds) -> Sizes:
-    """Return what stays of old revisions where one that has not served yet gets no spare engines: a unit if it can."""
+def _making_room(target: Sizes, bounds: Bounds, *, begun: bool) -> Sizes:
+    """Return what stays of old revisions where one that has not served yet gets no spare engines: a unit if it can.
+
+    ``begun``: the new one has its room already, as after a scale-down, so that the last unit need not make any.
+    """
     units = units_of(target)
-    return size_of(Fraction(max(units - bounds.unavailable, 1 if units > 1 else 0)), target)
+    return size_of(Fraction(max(units - bounds.unavailable, 1 if units > 1 or begun else 0)), target)
 
 
 def _kept(stays: Sizes, target: Sizes, old: Sequence[Standing]) -> dict[str, Sizes]:

@@ -97,6 +97,14 @@ def test_without_a_spare_engine_the_old_one_makes_room_first() -> None:
     assert step(partly(0, 0, 1, {NEW: 0, OLD: 100}), two, none_spare).sizes == {NEW: ONE, OLD: ONE}
 
 
+def test_a_scale_down_to_one_leaves_the_pair_that_serves_where_the_new_one_has_its_room_already() -> None:
+    # Two pairs and no spare one: the old one has given one up, and what came in its place never gets ready.
+    observed = partly(0, 1, 1, {NEW: 0, OLD: 100})
+    assert step(observed, ONE, Bounds(0, 1)).sizes == {NEW: ONE, OLD: ONE}
+    # Where the only pair has to make the room, it goes: nothing else is possible.
+    assert step(partly(0, 0, 1, {NEW: 0, OLD: 100}), ONE, Bounds(0, 1)).sizes == {NEW: Sizes()}
+
+
 def test_engines_on_their_way_out_still_take_their_room() -> None:
     ending = replace(router_pod("d"), role="decode", revision=OLD, terminating=True)
     observed = partly(0, 0, 1, {NEW: 0, OLD: 100})
