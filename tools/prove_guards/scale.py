@@ -199,4 +199,22 @@ MUTATIONS = (
         "role.replicas if number is None",
         f"{_TESTS}/plan/test_scale.py::test_a_number_that_is_lost_with_its_object_is_the_one_aimed_at_before",
     ),
+    Mutation(
+        "the chosen engine goes",
+        "one that is not ready is not marked before its Deployment shrinks",
+        f"{_PLAN}/drain.py",
+        "chosen = [pod for pod in victims if not pod.ready] if len(victims) < len(living) else []",
+        "chosen: list[Pod] = []",
+        f"{_TESTS}/plan/test_drain.py"
+        "::test_one_that_is_not_ready_is_marked_as_the_one_to_go_before_its_deployment_shrinks",
+    ),
+    Mutation(
+        "the last good pair",
+        "it makes room for a new revision that has its room already",
+        f"{_PLAN}/sizes.py",
+        "1 if units > 1 or begun else 0",
+        "1 if units > 1 else 0",
+        f"{_TESTS}/plan/test_rollout.py"
+        "::test_a_scale_down_to_one_leaves_the_pair_that_serves_where_the_new_one_has_its_room_already",
+    ),
 )

@@ -158,8 +158,14 @@ def _role(  # noqa: PLR0917 - what is known of one role
     least = stay if leaving.gone else max(leaving.size, stay)
     size = min(has, least) if leaving.gone or leaving.size < has else leaving.size
     unmarked = [Mark(pod.name, pod.uid) for pod in living if pod.draining_since and pod not in victims]
-    # One that is not ready needs no time to empty; the mark tells the ReplicaSet which one goes.
-    sick = [Mark(pod.name, pod.uid, view.stamp(pod), done=True) for pod in leaving.gone if not pod.doomed]
+    # One that is not ready needs no time to empty; the mark tells the ReplicaSet which one goes, also if it is ready by
+    # then: without it, one that nobody has announced would go in its place. Where all go there is no choice.
+    chosen = [pod for pod in victims if not pod.ready] if len(victims) < len(living) else []
+    sick = [
+        Mark(pod.name, pod.uid, view.stamp(pod), done=True)
+        for pod in living
+        if pod in (*leaving.gone, *chosen) and not pod.doomed
+    ]
     return _OneRole(victims, size, [*unmarked, *sick], leaving.waiting)
 
 

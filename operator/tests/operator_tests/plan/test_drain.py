@@ -127,6 +127,17 @@ def test_engines_that_are_not_ready_go_first_and_at_once() -> None:
     assert decide(seen(sick[:2], LOADS)).sizes == {"new": Sizes(1, 2)}
 
 
+def test_one_that_is_not_ready_is_marked_as_the_one_to_go_before_its_deployment_shrinks() -> None:
+    # Were it ready by the time the ReplicaSet chooses, another would go that no router has been told of.
+    sick = [pod("d-0"), pod("d-1"), pod("d-2", ready=False)]
+    assert decide(seen(sick, LOADS)).marks == (Mark("d-2", "uid-d-2", "2026-01-01T12:00:00Z", done=True),)
+    assert decide(seen([*sick[:2], pod("d-2", ready=False, doomed=True)], LOADS)).marks == ()
+    back = pod("d-2", since=EARLIER, doomed=True)
+    assert decide(seen([*sick[:2], back], LOADS), decode=3).marks == (Mark("d-2", "uid-d-2"),)
+    # Where all go there is nothing to choose.
+    assert decide(seen(sick[2:], {}, size=1), decode=0).marks == ()
+
+
 def test_a_prefill_engine_goes_once_no_leg_is_on_it() -> None:
     prefill, decode = engines("new")
     pods = (router_pod(), pod("p-0", role="prefill"), pod("p-1", role="prefill", since=EARLIER), pod("d-0"))
