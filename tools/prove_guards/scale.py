@@ -65,7 +65,7 @@ MUTATIONS = (
         "promised capacity",
         "a revision that has served nothing takes the old one's place",
         f"{_PLAN}/sizes.py",
-        "stays = target if held or bounds.surge else _making_room(target, bounds)",
+        "stays = target if held or bounds.surge else _making_room(target, bounds, begun=not most - new.size)",
         "stays = size_of(Fraction(0), target)",
         f"{_TESTS}/plan/test_rollout.py::test_ready_pods_are_not_enough_a_token_must_have_come_through",
     ),
