@@ -63,13 +63,14 @@ prove-guards: setup ## Take each safety guard out of a copy of the source and se
 	PYTHONPATH=tools $(BIN)/python -m prove_guards --jobs $(or $(JOBS),2) $(if $(ONLY),--only "$(ONLY)")
 
 e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
-	$(BIN)/pytest -q -m lab e2e/lab/tests e2e/scenarios
+	$(BIN)/pytest -q -m "lab and not vllm" e2e/lab/tests e2e/scenarios
 
 conformance: setup ## The conformance suite on the simulator (RECORD=1: keep its table in docs/benchmarks)
 	$(BIN)/python -m conformance --engine simulator $(if $(RECORD),--record)
 
-e2e-vllm: setup ## The conformance suite on pods of real vLLM with NixlConnector on CPU (SHORT=1: one check, RECORD=1, KEEP=1)
+e2e-vllm: setup ## Conformance and healing on pods of real vLLM with NixlConnector on CPU (SHORT=1: one check, RECORD=1, KEEP=1)
 	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short) $(if $(RECORD),--record)
+	$(if $(SHORT),,$(BIN)/pytest -q -m "lab and vllm" e2e/scenarios)
 
 bench-router: setup ## The router's speed beside nginx, vllm-router and vLLM's example (root, nginx; QUICK=1: a minute)
 	$(BIN)/python -m bench.router $(if $(QUICK),--quick)

@@ -99,6 +99,12 @@ class Serving:
         found = self.list("pods", role=role)
         return {pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
 
+    def addresses(self, role: str) -> dict[str, str]:
+        """Return the addresses of a role's pods by name, of those that stay and have one."""
+        stay = self.staying(role)
+        found = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in self.list("pods", role=role)}
+        return {name: address for name, address in found.items() if address and name in stay}
+
     def wait_ready(self, *, seconds: float, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Wait until Ready is True for the present generation; `say` hears each change of reason."""
 

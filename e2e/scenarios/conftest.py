@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from duplex_lab.cluster import Cluster, open_cluster
+from duplex_lab.local_cluster import LocalCluster
 from harness.conversation import Script, Turn
 from harness.crowd import Crowd
 from harness.installation import CONTROL_IMAGES, ROOT, install_operator, operator_log
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if "scenarios" in str(item.path):
             item.add_marker(pytest.mark.lab)
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(2400 if item.get_closest_marker("vllm") else 900))
 
 
 TALLIES: pytest.StashKey[list[Tally]] = pytest.StashKey()
@@ -69,6 +70,14 @@ def cluster() -> Iterator[Cluster]:
     finally:
         if not os.environ.get("KEEP"):
             found.down()
+
+
+@pytest.fixture
+def lab(cluster: Cluster) -> LocalCluster:
+    """Give the local lab, to scenarios that reach into its nodes."""
+    if not isinstance(cluster, LocalCluster):
+        pytest.fail("this scenario needs the local lab: leave CLUSTER unset, or deselect it")
+    return cluster
 
 
 @pytest.fixture

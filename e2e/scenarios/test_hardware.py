@@ -76,7 +76,7 @@ CASES = [
 
 @pytest.mark.parametrize(("example", "version", "instance", "there", "each"), CASES)
 def test_an_instances_devices_are_counted_given_out_and_exhausted(  # noqa: PLR0917 - parameters of a case
-    cluster: Cluster,
+    lab: LocalCluster,
     namespace: str,
     example: str,
     version: str,
@@ -86,12 +86,10 @@ def test_an_instances_devices_are_counted_given_out_and_exhausted(  # noqa: PLR0
     tally: Tally,
 ) -> None:
     """Half a node for each role: both fit, each with devices of its own; a third does not, and status says of what."""
-    if not isinstance(cluster, LocalCluster):
-        pytest.fail("this scenario needs the local lab: leave CLUSTER unset, or deselect it")
-    pretend(cluster, "node1", instance, there)
-    wanted = manifest(cluster, example, version)
+    pretend(lab, "node1", instance, there)
+    wanted = manifest(lab, example, version)
 
-    strict = Serving(cluster, namespace, "strict")
+    strict = Serving(lab, namespace, "strict")
     strict.apply(wanted)
     # The simulator's image has neither libfabric nor vLLM; what was asked for of the node is all there.
     found = told(strict, "PrefillReady", "PreflightFailed", "the image has no fi_info")
@@ -101,10 +99,10 @@ def test_an_instances_devices_are_counted_given_out_and_exhausted(  # noqa: PLR0
     strict.kubectl("delete", "dsv", "strict", "--wait=true")
     strict.wait(lambda: True if not strict.list("pods") else None, seconds=120, what="end of its pods")
 
-    serving = Serving(cluster, namespace, "chat")
+    serving = Serving(lab, namespace, "chat")
     serving.apply(merged(wanted, STARTS_ANYHOW))
     serving.wait_ready(seconds=READY_SECONDS)
-    (turn, *_) = talk(cluster, Talker(cluster, serving, "", tally).script(turns=2))
+    (turn, *_) = talk(lab, Talker(lab, serving, "", tally).script(turns=2))
     assert turn.text
     assert CORRUPT_MARK not in turn.text
     told(serving, "TransportVerified", "PreflightFailed", "the image has no fi_info")
