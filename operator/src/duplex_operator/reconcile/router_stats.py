@@ -13,6 +13,8 @@ from duplex_operator.reconcile.servings import Key
 from duplex_operator.runtime.clock import Clock
 
 TIMEOUT_SECONDS = 2.0
+TRIES = 2
+"""One answer may get lost with a router that is busy for a moment; without it the serving would not be Ready."""
 LONGEST_ANSWER_BYTES = 256 * 1024
 
 StatsReader = Callable[[str], Awaitable[object]]
@@ -81,10 +83,14 @@ class RouterStatsCache:
         self._answers.pop(key, None)
 
     async def _read(self, address: str) -> RouterStats | None:
-        try:
-            return parse_stats(await self._reader(address))
-        except (OSError, TimeoutError, ValueError):
-            return None  # a router that does not answer is one that has not acknowledged and served nothing
+        for _ in range(TRIES):
+            try:
+                return parse_stats(await self._reader(address))
+            except (OSError, TimeoutError):
+                continue
+            except ValueError:
+                break
+        return None  # a router that does not answer is one that has not acknowledged and served nothing
 
 
 def _answers(pod: Pod) -> bool:

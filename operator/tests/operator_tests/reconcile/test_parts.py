@@ -66,6 +66,8 @@ class Reader:
     async def __call__(self, address: str) -> object:
         self.asked.append(address)
         answer = self.answers.get(address, {"turns": 1})
+        if isinstance(answer, list):
+            answer = answer.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -99,7 +101,15 @@ async def test_a_router_without_an_answer_is_left_out_and_not_asked_for_every_ev
     cache = RouterStatsCache(reader, clock)
     for _ in range(3):
         assert (await cache.of(KEY, (pod("a"), pod("b")), oldest=3)).keys() == {"b"}
-    assert reader.asked == ["ip-a", "ip-b"]
+    assert set(reader.asked) == {"ip-a", "ip-b"}
+    assert len(reader.asked) <= 3
+
+
+async def test_one_lost_answer_of_a_router_is_asked_for_again() -> None:
+    reader = Reader()
+    reader.answers["ip-a"] = [TimeoutError(), {"turns": 7}]
+    found = await RouterStatsCache(reader, FakeClock()).of(KEY, (pod("a"),), oldest=3)
+    assert found["a"].turns == 7
 
 
 @pytest.fixture
