@@ -26,9 +26,8 @@ def prefill_of(lab: LocalCluster, serving: Serving, turn: Turn) -> str:
     """Return the name of the prefill pod that a turn went to, as its router explains it."""
     (router,) = serving.addresses("router").values()
     asked = ["curl", "-sf", f"http://{router}:9100/explain/{turn.request_id}"]
-    uid = json.loads(lab.run_in_network(asked, check=True, capture_output=True, text=True).stdout)["prefill"]
-    pods = serving.list("pods", role="prefill")
-    return next(str(pod["metadata"]["name"]) for pod in pods if pod["metadata"]["uid"] == uid)
+    explained = json.loads(lab.run_in_network(asked, check=True, capture_output=True, text=True).stdout)
+    return str(explained["prefill"])
 
 
 def hold_talks(lab: LocalCluster, talks: Talker, *, turns: int, count: int = 1) -> list[Turn]:

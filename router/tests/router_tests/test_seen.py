@@ -22,7 +22,9 @@ from duplex_router.turn.trace import begin_trace, read_traceparent
 
 from .raw_site import OK_CHAT, parts, post, site
 from .rig import until
+from .scripted import Stage
 from .test_admin import _text
+from .turns import FIRST, SECOND
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -191,3 +193,15 @@ def test_the_command_line_names_store_log_and_traces(tmp_path: Path) -> None:
     for wrong in (["--store", "http://x"], ["--store", "redis://a", "--store-file", "b"]):
         with pytest.raises(SystemExit):
             parse_arguments(["--fleet", "f", *wrong])
+
+
+def test_engines_are_called_by_their_pods() -> None:
+    stage = Stage(prefill=1, decode=1)
+    for key, name in (("p1:1", "chat-prefill-a"), ("d1:1", "chat-decode-b")):
+        stage.fleet.engines[key].pod = name
+    seen: list[TurnRecord] = []
+    stage.core.observers.append(seen.append)
+    for messages in (FIRST, SECOND):
+        stage.whole_turn(messages)
+    found = explain(seen[-1])
+    assert (found["prefill"], found["decode"], found["heldBy"]) == ("chat-prefill-a", "chat-decode-b", "chat-decode-b")

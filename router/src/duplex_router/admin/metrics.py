@@ -137,7 +137,7 @@ def _engines(page: _Page, state: AdminState) -> None:
     size: dict[Labels, float] = {}
     used: dict[Labels, float] = {}
     for engine in list(core.fleet.engines.values())[:MAX_ENGINES]:
-        label = (("engine", engine.pod or engine.key), ("role", engine.role.value))
+        label = (("engine", engine.name), ("role", engine.role.value))
         legs[label], tokens[label] = engine.legs, engine.waiting_tokens
         resting[label] = int(now < engine.resting_until)
         if engine.kv_tokens is not None and engine.kv_use is not None:

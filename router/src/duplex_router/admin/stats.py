@@ -89,7 +89,7 @@ def _loads(state: AdminState) -> dict[str, dict[str, int]]:
     """Return what this router has on each engine that it uses or holds something on, by pod, the most first."""
     ledger = state.core.ledger
     loads = {
-        engine.pod or engine.key: {
+        engine.name: {
             "legs": engine.legs,
             "tokens": ledger.held_tokens(engine.key),
             "value": ledger.live_tokens(engine.key),
@@ -110,7 +110,7 @@ def _retention(state: AdminState) -> dict[str, Any]:
     percent = document.policy.retention_percent if document is not None else 0
     engines = [
         {
-            "name": engine.pod or engine.key,
+            "name": engine.name,
             "conversations": ledger.held_conversations(engine.key),
             "tokens": ledger.held_tokens(engine.key),
             "budgetTokens": engine.kv_tokens * percent // 100 if engine.kv_tokens is not None else None,

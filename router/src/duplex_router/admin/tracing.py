@@ -87,7 +87,7 @@ class SpanSender(Aside):
             parent=parent,
             resource=self._resource,
             kind=SpanKind.CLIENT,
-            attributes={"duplex.leg": leg.name, "server.address": leg.engine, "duplex.failed": leg.what},
+            attributes={"duplex.leg": leg.name, "duplex.engine": leg.engine, "duplex.failed": leg.what},
             status=_status(not leg.what),
             start_time=_nanoseconds(leg.began + ahead),
             end_time=_nanoseconds((leg.ended or turn_ended) + ahead),

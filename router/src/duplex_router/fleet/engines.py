@@ -87,6 +87,11 @@ class Engine:
     failed_with: set[str] = field(default_factory=set)
     """Partners with which transfers failed since the last one that worked."""
 
+    @property
+    def name(self) -> str:
+        """What people call it: its pod's name, or host:port where there is no pod."""
+        return self.pod or self.key
+
     def takes_legs(self) -> bool:
         """Tell whether new legs may go to it."""
         return self.ready and not self.draining

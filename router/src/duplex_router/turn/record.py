@@ -12,7 +12,7 @@ MAX_EXPLAINED = 1024
 
 
 class LegRecord:
-    """One upstream request. Times are the router's clock; `what`: how it ended, empty where it was answered."""
+    """One upstream request. Times are the router's clock; `engine` its name; `what`: how it failed, if it did."""
 
     __slots__ = ("began", "ended", "engine", "name", "what")
 

@@ -152,7 +152,7 @@ class Turn:
         return self._subject.request.size // BYTES_PER_TOKEN + 1
 
     def _send(self, engine: Engine, body: list[Value], receiver: WholeAnswer | DecodeLeg, seconds: float) -> None:
-        self._record.legs.append(LegRecord(self._phase, engine.key, self._core.clock()))
+        self._record.legs.append(LegRecord(self._phase, engine.name, self._core.clock()))
         engine.legs += 1
         if self._phase == Phase.PREFILL:
             self._waiting = self._tokens()
@@ -438,7 +438,10 @@ class Turn:
         if self._ticket is not None:
             self._core.admission.leave(self._ticket)
         record.revision, record.outcome, record.matched_depth = self._revision, offering.outcome, offering.offer.depth
-        record.source = offering.offer.source.engine if offering.offer.source is not None else ""
+        if offering.offer.source is not None:
+            key = offering.offer.source.engine
+            holder = self._core.fleet.engines.get(key)
+            record.source = holder.name if holder is not None else key
         observer = self._decoder.observer if self._decoder is not None else None
         close_books(self._core, self._subject, record, observer, status)
         # What holds one another lets go, so that no garbage collector is needed.
