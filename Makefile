@@ -51,7 +51,7 @@ test-native: setup ## The router's unit tests on the compiled router, as its ima
 		--deselect router/tests/router_tests/test_keeper.py::test_a_tick_looks_at_what_is_due_and_not_at_all_holds
 
 test-api: setup ## Operator and CRD tests against a real kube-apiserver
-	$(BIN)/pytest -q -m apiserver
+	$(BIN)/pytest -q -n 2 --dist worksteal -m apiserver
 
 chaos-router: setup ## The router under seeded load and faults (SECONDS=600 SEED=n)
 	$(BIN)/python -m chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

@@ -94,25 +94,6 @@ def test_a_deleted_child_comes_back(apply_serving: Apply) -> None:
         serving.wait(back, seconds=60, what=f"{kind} back")
 
 
-def test_new_flags_roll_both_roles(cluster: Cluster, apply_serving: Apply, talker: MakeTalker) -> None:
-    """An edit that shapes engines makes a new revision of both roles; a conversation under way sees no failed turn."""
-    serving = apply_serving()
-    talks = talker(serving)
-    before = serving.get()["status"]["revision"]
-    script = talks.script(turns=6, pause_seconds=2)
-    process = start(cluster, script)
-    serving.patch({"engine": {"env": [{"name": "ROLLED", "value": "yes"}]}})
-    turns = finish(process, script)
-    talks.check(turns, script)
-
-    def settled() -> bool | None:
-        deployments = [d for role in ("prefill", "decode") for d in serving.list("deployments", role=role)]
-        revisions = {d["metadata"]["labels"]["duplex.dev/revision"] for d in deployments}
-        return True if len(deployments) == 2 and len(revisions) == 1 and revisions != {before} else None
-
-    serving.wait(settled, seconds=120, what="one new revision alone")
-
-
 def test_a_bad_image_keeps_the_last_good_pair(cluster: Cluster, apply_serving: Apply, talker: MakeTalker) -> None:
     """An image that cannot be pulled is named in the status, and the old pair goes on serving."""
     serving = apply_serving()
