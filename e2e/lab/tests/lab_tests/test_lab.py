@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,25 +32,28 @@ PROBE_IMAGE = "duplex.local/probe:1"
 NOTICE_SECONDS = 180.0
 
 
-@pytest.fixture(scope="module")
-def large() -> Iterator[LocalCluster]:
-    lab = LocalCluster("selftest-large", Progress())
+@contextmanager
+def fresh_lab(name: str, nodes: int) -> Iterator[LocalCluster]:
+    lab = LocalCluster(name, Progress())
+    lab.down()  # a run that was cut off leaves its lab behind, with what its tests have made there
     try:
-        lab.up(nodes=2)
+        lab.up(nodes=nodes)
         yield lab
     finally:
         lab.down()
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[LocalCluster]:
+    with fresh_lab("selftest-large", 2) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
 def small(large: LocalCluster) -> Iterator[LocalCluster]:
     del large  # stands beside this one
-    lab = LocalCluster("selftest-small", Progress())
-    try:
-        lab.up()
+    with fresh_lab("selftest-small", 1) as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = NOTICE_SECONDS) -> bool:
@@ -107,12 +111,12 @@ def test_each_lab_answers_for_itself_only(large: LocalCluster, small: LocalClust
 
 
 def test_the_api_server_answers_inside_and_through_a_forward(small: LocalCluster) -> None:
-    inside = small.run_in_network(
-        ["curl", "-sk", "-m", "10", "https://kubernetes.default.svc.cluster.local/version"],
-        capture_output=True,
-        text=True,
-    )
-    assert json.loads(inside.stdout)["major"] == "1"
+    def answers() -> bool:  # not while the cluster's DNS has yet to start
+        asked = ["curl", "-sk", "-m", "10", "https://kubernetes.default.svc.cluster.local/version"]
+        answer = small.run_in_network(asked, capture_output=True, text=True).stdout
+        return bool(answer and json.loads(answer)["major"] == "1")
+
+    assert eventually(answers)
     kubelet = f"{small.node('node1').plan.address}:10250"
     with small.forward(kubelet) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")

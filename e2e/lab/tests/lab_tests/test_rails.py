@@ -32,6 +32,7 @@ NONE = Trouble(Reason.UNKNOWN, "")
 @pytest.fixture(scope="module")
 def lab() -> Iterator[LocalCluster]:
     found = LocalCluster("selftest-rails", Progress())
+    found.down()  # a run that was cut off leaves its lab behind
     try:
         found.up()
         image = host_image(IMAGE)
