@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,16 +94,17 @@ class Serving:
         found = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))
         return list(found["items"])
 
+    def _staying(self, role: str) -> Sequence[dict[str, Any]]:
+        return [pod for pod in self.list("pods", role=role) if "deletionTimestamp" not in pod["metadata"]]
+
     def staying(self, role: str) -> set[str]:
         """Return the names of a role's pods, those on their way out left aside."""
-        found = self.list("pods", role=role)
-        return {pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
+        return {pod["metadata"]["name"] for pod in self._staying(role)}
 
     def addresses(self, role: str) -> dict[str, str]:
         """Return the addresses of a role's pods by name, of those that stay and have one."""
-        stay = self.staying(role)
-        found = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in self.list("pods", role=role)}
-        return {name: address for name, address in found.items() if address and name in stay}
+        with_one = [pod for pod in self._staying(role) if pod["status"].get("podIP")]
+        return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in with_one}
 
     def wait_ready(self, *, seconds: float, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Wait until Ready is True for the present generation; `say` hears each change of reason."""

@@ -158,8 +158,11 @@ class Talker:
         self.tally.take(turns)
 
 
+MakeTalker = Callable[[Serving], Talker]
+
+
 @pytest.fixture
-def talker(cluster: Cluster, tally: Tally) -> Callable[[Serving], Talker]:
+def talker(cluster: Cluster, tally: Tally) -> MakeTalker:
     """Give a function that makes a Talker for a serving, with its plain engine running."""
 
     def make(serving: Serving) -> Talker:

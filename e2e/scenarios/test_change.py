@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from duplex_lab.cluster import Cluster
@@ -10,9 +9,7 @@ from harness.crowd import Crowd
 from harness.installation import SYSTEM_NAMESPACE
 from harness.serving import Serving
 
-from .conftest import READY_SECONDS, TWO_PAIRS, Apply, Talker
-
-MakeTalker = Callable[[Serving], Talker]
+from .conftest import READY_SECONDS, TWO_PAIRS, Apply, MakeTalker
 
 
 def with_flag(value: str) -> dict[str, Any]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
 from duplex_lab.cluster import Cluster
-from harness.serving import Serving
 from harness.talk import finish, start, talk
 
-from .conftest import Apply, Talker
-
-MakeTalker = Callable[[Serving], Talker]
+from .conftest import Apply, MakeTalker
 
 
 def test_quickstart(cluster: Cluster, apply_serving: Apply, talker: MakeTalker) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -11,12 +10,9 @@ from duplex_lab import audit
 from duplex_lab.cluster import Cluster
 from duplex_lab.local_cluster import LocalCluster
 from harness.installation import SYSTEM_NAMESPACE
-from harness.serving import Serving
 from harness.talk import talk
 
-from .conftest import Apply, Talker
-
-MakeTalker = Callable[[Serving], Talker]
+from .conftest import Apply, MakeTalker
 
 
 def reaches(cluster: Cluster, namespace: str, url: str) -> bool:

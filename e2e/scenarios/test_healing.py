@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from harness.installation import ROOT
 from harness.serving import Serving, merged, read_manifest
 from harness.talk import finish, start, talk
 
-from .conftest import Apply, Talker
+from .conftest import Apply, MakeTalker, Talker
 
-MakeTalker = Callable[[Serving], Talker]
 VLLM = ROOT / "examples/quickstart-vllm.yaml"
 ENGINE_IMAGE = "engine-cpu"
 

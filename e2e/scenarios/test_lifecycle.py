@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,8 @@ from harness.serving import Serving
 from harness.talk import finish, start, talk
 from harness.tally import Tally
 
-from .conftest import READY_SECONDS, Apply, Talker
+from .conftest import READY_SECONDS, Apply, MakeTalker
 
-MakeTalker = Callable[[Serving], Talker]
 CHILD_KINDS = "deployments,services,configmaps,serviceaccounts,roles,rolebindings,pods"
 
 

@@ -14,9 +14,8 @@ from harness.crowd import Crowd
 from harness.installation import SYSTEM_NAMESPACE
 from harness.serving import Serving
 
-from .conftest import READY_SECONDS, TWO_PAIRS, Apply, Talker
+from .conftest import READY_SECONDS, TWO_PAIRS, Apply, MakeTalker
 
-MakeTalker = Callable[[Serving], Talker]
 ENGINES = "duplex.dev/role in (prefill,decode)"
 DRAIN_SECONDS = 60
 OPERATOR = "deployment/duplex-operator"

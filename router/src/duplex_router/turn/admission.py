@@ -92,6 +92,10 @@ class _Queue:
             if not of_tenant:
                 del self.waiting[ticket.tenant]
 
+    def tickets(self) -> list[Ticket]:
+        """Return those who wait; a copy, for whoever hears of it may leave."""
+        return [ticket for of_tenant in self.waiting.values() for ticket in of_tenant]
+
     def first(self) -> Ticket | None:
         return next(iter(self.waiting.values()))[0] if self.waiting else None
 
@@ -204,11 +208,10 @@ class Admission:
         """
         oldest = self._clock() - self._settings.wait_seconds
         for revision, queue in list(self._queues.items()):
-            late = [ticket for of_tenant in queue.waiting.values() for ticket in of_tenant if ticket.since <= oldest]
-            for ticket in late:
+            for ticket in [ticket for ticket in queue.tickets() if ticket.since <= oldest]:
                 self._turn_away(queue, ticket, HTTPStatus.SERVICE_UNAVAILABLE)
             if not self._fleet.complete(revision):
-                for ticket in [ticket for of_tenant in queue.waiting.values() for ticket in of_tenant]:
+                for ticket in queue.tickets():
                     ticket.owner.stranded()
             self._pump(queue)
             if not queue.turns and not queue.length:
