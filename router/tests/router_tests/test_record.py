@@ -32,7 +32,8 @@ def full_entry() -> Entry:
 
 
 def comparable(entry: Entry) -> dict[str, object]:
-    fields = {name: getattr(entry, name) for name in Entry.__slots__}
+    values = {name: getattr(entry, name) for name in dir(entry) if not name.startswith("_")}
+    fields = {name: value for name, value in values.items() if not callable(value)}  # compiled, it has no __slots__
     return {**fields, "handle": json.loads(entry.handle.encode())}
 
 
