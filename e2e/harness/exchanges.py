@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.heads import HEAD_END, parse_response_head
 from duplex_router.wire.inference import Endpoint, parse_inference
-from duplex_router.wire.params import MISS, hand_off_to_decode, read_prefill_answer
+from duplex_router.wire.params import MISS
+from duplex_router.wire.prefill import hand_off_to_decode, read_prefill_answer
 
 _TOKENS = 6
 _TTL_SECONDS = 30.0

@@ -6,6 +6,7 @@ First all named tests must pass on the copy as it is. Exit status 1 where a guar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 
 from .mutation import Mutation
 from .table import MUTATIONS
-from .trees import copy_sources, run_tests
+from .trees import compiled_scanner, copy_sources, run_tests
 
 SHOWN_LINES = 25
 
@@ -35,7 +36,8 @@ def prove(mutation: Mutation, tree: Path) -> Verdict:
     """Run a mutation's test on a copy without the guard, and put the copy back in order."""
     before = mutation.apply(tree)
     try:
-        result = run_tests(tree, [mutation.test])
+        with compiled_scanner(tree) if mutation.compiled else contextlib.nullcontext():
+            result = run_tests(tree, [mutation.test])
     finally:
         (tree / mutation.file).write_text(before)
     if result.broken:
@@ -76,9 +78,16 @@ def print_row(verdict: Verdict) -> None:
 
 def unmutated(mutations: Sequence[Mutation], folder: Path) -> str:
     """Return why the tests do not all pass on the source as it is; empty where they do."""
-    tests = list(dict.fromkeys(mutation.test for mutation in mutations))
-    result = run_tests(copy_sources(folder / "unmutated"), tests)
-    return _last(result.output) if result.broken or result.failed else ""
+    tree = copy_sources(folder / "unmutated")
+    for compiled in (False, True):
+        tests = list(dict.fromkeys(mutation.test for mutation in mutations if mutation.compiled is compiled))
+        if not tests:
+            continue
+        with compiled_scanner(tree) if compiled else contextlib.nullcontext():
+            result = run_tests(tree, tests)
+        if result.broken or result.failed:
+            return _last(result.output)
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,8 +28,8 @@ MUTATIONS = (
         "content match",
         "what shapes the prompt does not seed the marks",
         _READING,
-        "shape = _digest_of(request, _shaping_fields(tuple(request.fields), proved=proved))",
-        'shape = _digest_of(request, ["model"])',
+        "shaping = _shaping_fields(request.names, proved=proved)",
+        'shaping = ("model",)',
         f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does_where_nothing_is_proved",
     ),
     Mutation(

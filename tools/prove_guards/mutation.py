@@ -14,6 +14,7 @@ class AnchorError(Exception):
 class Mutation:
     """`guard` names what is taken out, `how` says in a few words how; `test` is a pytest node id without parameters.
 
+    `compiled`: the test runs with the router's scanner compiled from the copy, as it may be or not be in use.
     `file`, relative to the repository, contains `source` exactly once; `replacement` stands there instead.
     """
 
@@ -23,6 +24,7 @@ class Mutation:
     source: str
     replacement: str
     test: str
+    compiled: bool = False
 
     def applied_to(self, text: str) -> str:
         """Return the file's text without the guard. Raises AnchorError."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_FOLDERS = ("connector/src", "router/src", "simulator/src", "operator/src", "e2e/lab/src", "e2e", "tools")
+SCANNER_FOLDER = "router/src/duplex_router/wire"
 TEST_SECONDS = 600.0
 
 
@@ -41,6 +43,18 @@ class Result:
     failed: int
     broken: bool
     output: str
+
+
+@contextlib.contextmanager
+def compiled_scanner(tree: Path) -> Iterator[None]:
+    """Have a copy's router use its scanner, compiled from the copy. Raises CalledProcessError without a compiler."""
+    command = [sys.executable, str(tree / "router/native.py"), "--scanner", str(tree / SCANNER_FOLDER)]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)
+    try:
+        yield
+    finally:
+        for path in (tree / SCANNER_FOLDER).glob("*.so"):
+            path.unlink()
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> Result:

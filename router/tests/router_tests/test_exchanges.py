@@ -12,7 +12,8 @@ from duplex_router.turn.legs import Answer, Failure
 from duplex_router.wire.body import BodyReader
 from duplex_router.wire.heads import HEAD_END, ResponseHead, parse_response_head
 from duplex_router.wire.inference import Endpoint, parse_inference
-from duplex_router.wire.params import MISS, Handle, read_prefill_answer
+from duplex_router.wire.params import MISS, read_handle
+from duplex_router.wire.prefill import read_prefill_answer
 
 FOLDER = Path(__file__).resolve().parents[1] / "exchanges"
 NAMES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.json"))
@@ -104,7 +105,7 @@ def test_the_client_gets_all_but_the_handle(name: str) -> None:
         assert json.loads(shown) == {**json.loads(sent), "kv_transfer_params": None}
     assert b"remote_" not in shown
     if handle is not None:
-        assert Handle(handle).tokens > 0
+        assert read_handle(handle).tokens > 0
 
 
 @EACH

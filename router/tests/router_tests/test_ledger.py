@@ -8,7 +8,7 @@ import pytest
 from duplex_router.ledger.fates import Fate, Fates
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
-from duplex_router.wire.params import Handle
+from duplex_router.wire.params import read_handle
 
 from .handles import handle_fields
 from .test_history import ASK, chat
@@ -37,7 +37,7 @@ def ledger(clock: Clock) -> Ledger:
 
 def entry_of(history: History, **changes: Any) -> Entry:
     engine = changes.pop("engine", "d1")
-    handle = Handle(
+    handle = read_handle(
         json.dumps(
             handle_fields(
                 request=changes.pop("request", "r"),

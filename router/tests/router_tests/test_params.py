@@ -6,15 +6,8 @@ from typing import Any
 import pytest
 
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.params import (
-    MISS,
-    Handle,
-    decode_alone,
-    hand_off_to_decode,
-    lease_body,
-    read_prefill_answer,
-    renewals,
-)
+from duplex_router.wire.params import MISS, decode_alone, lease_body, read_handle, renewals
+from duplex_router.wire.prefill import hand_off_to_decode, read_prefill_answer
 
 from .handles import handle_fields
 
@@ -35,7 +28,7 @@ def test_the_miss_is_vllms_skeleton() -> None:
 def test_an_offer_is_the_handle_with_threshold_and_keep(more: dict[str, Any], separators: tuple[str, str]) -> None:
     fields = handle_fields(tokens=40, **more)
     offered = json.loads(
-        Handle(json.dumps(fields, separators=separators).encode()).offer(64), object_pairs_hook=unrepeated
+        read_handle(json.dumps(fields, separators=separators).encode()).offer(64), object_pairs_hook=unrepeated
     )
     assert offered.pop("duplex") == {**fields["duplex"], "threshold": 64, "keep": True}
     fields.pop("duplex")
@@ -43,7 +36,7 @@ def test_an_offer_is_the_handle_with_threshold_and_keep(more: dict[str, Any], se
 
 
 def test_a_moved_expiry_is_offered() -> None:
-    handle = Handle(json.dumps(handle_fields(expiry=100.25)).encode())
+    handle = read_handle(json.dumps(handle_fields(expiry=100.25)).encode())
     assert handle.expiry is not None
     handle.expiry += 10.5
     assert json.loads(handle.offer(0))["remote_blocks_expiry_time"] == 110.75
@@ -52,11 +45,11 @@ def test_a_moved_expiry_is_offered() -> None:
 def test_a_handle_without_expiry_gets_none() -> None:
     fields = handle_fields()
     del fields["remote_blocks_expiry_time"]
-    assert "remote_blocks_expiry_time" not in json.loads(Handle(json.dumps(fields).encode()).offer(0))
+    assert "remote_blocks_expiry_time" not in json.loads(read_handle(json.dumps(fields).encode()).offer(0))
 
 
 def test_the_boot_is_the_engine_without_its_rank() -> None:
-    assert Handle(json.dumps(handle_fields(engine="e_dp3")).encode()).boot == "e"
+    assert read_handle(json.dumps(handle_fields(engine="e_dp3")).encode()).boot == "e"
 
 
 @pytest.mark.parametrize("missing", ["remote_request_id", "remote_engine_id", "remote_block_ids", "remote_num_tokens"])
@@ -64,12 +57,12 @@ def test_a_handle_needs_what_every_pull_needs(missing: str) -> None:
     fields = handle_fields()
     del fields[missing]
     with pytest.raises(WireError):
-        Handle(json.dumps(fields).encode())
+        read_handle(json.dumps(fields).encode())
 
 
 def test_trimming_cuts_count_and_blocks_together() -> None:
     fields = handle_fields(tokens=40, blocks=[[5, 6, 7]])
-    trimmed = json.loads(Handle(json.dumps(fields).encode()).trimmed(32, 16) or b"")
+    trimmed = json.loads(read_handle(json.dumps(fields).encode()).trimmed(32, 16) or b"")
     assert trimmed == {**fields, "remote_num_tokens": 32, "remote_block_ids": [[5, 6]]}
 
 
@@ -78,12 +71,12 @@ def test_trimming_cuts_count_and_blocks_together() -> None:
     [([[1, 2]], 32), ([[1, 2, 3], [1]], 32), ([], 32), ([[1, 2, 3]], 0), ([[1, 2, 3]], 48)],
 )
 def test_what_cannot_be_named_in_part_is_not_trimmed(blocks: list[list[int]], tokens: int) -> None:
-    handle = Handle(json.dumps(handle_fields(tokens=40, blocks=blocks)).encode())
+    handle = read_handle(json.dumps(handle_fields(tokens=40, blocks=blocks)).encode())
     assert handle.trimmed(tokens, 16) is None
 
 
 def test_a_release_asks_for_a_remote_prefill() -> None:
-    released = json.loads(Handle(json.dumps(handle_fields()).encode()).release())
+    released = json.loads(read_handle(json.dumps(handle_fields()).encode()).release())
     assert (released["do_remote_prefill"], released["do_remote_decode"]) == (True, False)
     assert released["remote_request_id"] == handle_fields()["remote_request_id"]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from duplex_router.wire.body import LAST_CHUNK, BodyReader, chunk
 from duplex_router.wire.errors import WireError
+from duplex_router.wire.events import EventObserver
 from duplex_router.wire.heads import ResponseHead
 from duplex_router.wire.reply import Observer
 from duplex_router.wire.stream import StreamRelay
@@ -41,7 +42,7 @@ CLEAN = b"".join([*EVENTS[:4], event({**LAST, "kv_transfer_params": None}), EVEN
 
 
 def relay_of(*, chunked: bool = True, length: int | None = None) -> StreamRelay:
-    return StreamRelay(ResponseHead(200, chunked=chunked, length=length), Observer())
+    return StreamRelay(ResponseHead(200, chunked=chunked, length=length), EventObserver())
 
 
 def payload(wire: bytes) -> bytes:
@@ -213,30 +214,38 @@ def said(content: str, before: dict[str, object] | None = None, **after: object)
     return {"choices": [{**(before or {}), "delta": {"content": content, **after}, "finish_reason": None}]}
 
 
-@settings(max_examples=500)
-@given(st.lists(EVENT, max_size=8), st.booleans())
-@example([said("a"), said("b", role="c")], False)
-@example([{**said(text), "usage": {"prompt_tokens": len(text)}} for text in ("a", "", "a")], False)
-@example([said("a", tool_calls=[{"function": {"arguments": "x"}}])] * 2, False)
-@example([said("a", before={"logprobs": {"content": each}}) for each in ("a", "b")], False)
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENT, max_size=8), st.booleans(), st.data())
+@example([said("a"), said("b", role="c")], False, None)
+@example([{**said(text), "usage": {"prompt_tokens": len(text)}} for text in ("a", "", "a")], False, None)
+@example([said("a", tool_calls=[{"function": {"arguments": "x"}}])] * 2, False, None)
+@example([said("a", before={"logprobs": {"content": each}}) for each in ("a", "b")], False, None)
+@example([said("a"), said('a\n"b\\'), said("\u00e4/")], True, None)
 def test_an_event_that_is_like_the_last_one_is_seen_as_one_that_is_read(
     events: list[dict[str, object]],
     escaped: bool,  # noqa: FBT001 - a parameter of the test
+    data: st.DataObject | None,
 ) -> None:
-    observer, text, calls = Observer(), "", ""
-    for value in events:
-        data = json.dumps(value, separators=(",", ":"), ensure_ascii=escaped).encode()
+    texts = [json.dumps(value, separators=(",", ":"), ensure_ascii=escaped).encode() for value in events]
+    wire = b"".join(chunk(b"data: " + text + b"\n\n") for text in texts)
+    relay = StreamRelay(ResponseHead(200, chunked=True), EventObserver())
+    shown = b"".join(relay.feed(piece) for piece in (cut(data, wire) if data is not None else [wire]))
+    seen, text, calls = relay.observer, "", ""
+    expected = b""
+    for each in texts:
         alone = Observer()  # has read no other event
-        assert observer.pass_on(data) == alone.pass_on(data)
+        expected += chunk(b"data: " + alone.pass_on(each) + b"\n\n")
         text += alone.reply.text
         calls += "".join(call.arguments for call in alone.reply.tool_calls.values())
         if alone.handle is not None:
-            assert observer.handle == alone.handle
+            assert seen.handle is not None
         if alone.usage is not None:
-            assert observer.usage == alone.usage
-        assert observer.failed or not alone.failed
-    assert observer.reply.text == text
-    assert "".join(call.arguments for call in observer.reply.tool_calls.values()) == calls
+            assert seen.usage is not None
+        assert seen.failed or not alone.failed
+        assert seen.spoke or not alone.spoke
+    assert shown == expected
+    assert seen.reply.text == text
+    assert "".join(call.arguments for call in seen.reply.tool_calls.values()) == calls
 
 
 @pytest.mark.parametrize("wire", [b"zz\r\n", b"5\r\nabcdeXX", b"1" * 300, b"ffffffff\r\n"])

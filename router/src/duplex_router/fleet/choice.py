@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from .engines import Engine
 
-AFFINITY_FACTOR = 1.25
+AFFINITY_FACTOR: Final = 1.25
 """Affinity holds up to this times the mean load, plus the load of the leg itself."""
 
-SLOW_START_SECONDS = 30.0
-LEAST_SHARE = 0.1
+SLOW_START_SECONDS: Final = 30.0
+LEAST_SHARE: Final = 0.1
 
-HELD_LOAD = 2.0
+HELD_LOAD: Final = 2.0
 """What a KV cache full of holds counts for, in streams: between equals the emptier one, never against real load."""
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
 from duplex_connector.contract import Port, Role
 
 from .document import FleetDocument, FleetError, StaticEngines
 
-LONGEST_REST_SECONDS = 16.0
-TRIAL_SECONDS = 5.0
+LONGEST_REST_SECONDS: Final = 16.0
+TRIAL_SECONDS: Final = 5.0
 """How long the one leg that tries a rested engine has for itself, before another may try."""
 
-PARTNERS_THAT_CONDEMN = 2
+PARTNERS_THAT_CONDEMN: Final = 2
 """With so many partners an engine must have failed, and worked with none since, before it is blamed itself."""
 
-_MOST_DOUBLINGS = 32
+_MOST_DOUBLINGS: Final = 32
 
-SAME_LIFE_SECONDS = 0.1
+SAME_LIFE_SECONDS: Final = 0.1
 """By so much a process may tell its beginning otherwise; none ends, starts anew and serves in less."""
 
 

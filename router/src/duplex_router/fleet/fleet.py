@@ -131,11 +131,15 @@ class Fleet:
 
     def transfer_worked(self, prefill: str, decode: str, way: Way) -> None:
         """Count a transfer that went well."""
-        self.pairs.worked(prefill, decode, way)
-        for key in (prefill, decode):
-            engine = self.engines.get(key)
-            if engine is not None and engine.failed_with:
-                engine.failed_with.clear()
+        if self.pairs:
+            self.pairs.worked(prefill, decode, way)
+        self._forgive(prefill)
+        self._forgive(decode)
+
+    def _forgive(self, key: str) -> None:
+        engine = self.engines.get(key)
+        if engine is not None and engine.failed_with:
+            engine.failed_with.clear()
 
     def members(self, revision: str, role: Role) -> list[Engine]:
         """Return a revision's engines of one role."""

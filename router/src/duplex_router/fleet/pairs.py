@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from .engines import TRIAL_SECONDS, doubled
 
-BROKEN_AFTER = 2
+BROKEN_AFTER: Final = 2
 """Failures in a row, in one direction: one alone may be a hold that had just ended."""
 
-FIRST_REST_SECONDS = 10.0
-LONGEST_REST_SECONDS = 120.0
+FIRST_REST_SECONDS: Final = 10.0
+LONGEST_REST_SECONDS: Final = 120.0
 
 
 class Way(IntEnum):

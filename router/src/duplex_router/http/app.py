@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -25,9 +26,9 @@ from .passage import Passage
 from .paths import HEALTH, INFERENCE, MODELS, PASSED, allowed, why_absent
 from .settings import ServerSettings
 
-BACKLOG = 4096
-_NO_KEY = "Show a valid API key: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
-_NOT_READY = "There is no usable fleet document yet: check the router's --serving or --fleet, and its log."
+BACKLOG: Final = 4096
+_NO_KEY: Final = "Show a valid API key: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
+_NOT_READY: Final = "There is no usable fleet document yet: check the router's --serving or --fleet, and its log."
 
 
 class App:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 from typing import Final
@@ -19,7 +18,29 @@ _KEY: Final = "caller"
 _JSON: Final = b"application/json"
 
 _process = os.urandom(8).hex().encode()
-_turns = itertools.count()
+
+
+_LAST: Final = [b"%03x" % number for number in range(0x1000)]
+
+
+class _Ids:
+    """New request ids: eight bytes that name the process, and a number of eight; the last three digits by a table."""
+
+    __slots__ = ("_number", "_rest")
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._rest = b""
+
+    def next(self) -> bytes:
+        self._number += 1
+        last = self._number & 0xFFF
+        if not last:
+            self._rest = b"%b%013x" % (_process, self._number >> 12)
+        return self._rest + _LAST[last]
+
+
+_ids = _Ids()
 
 
 class Caller:
@@ -63,7 +84,7 @@ class Caller:
 
     def request_id(self) -> bytes:
         """Return the client's request id, or a new one of 32 hexadecimal digits."""
-        return self.given_id or b"%b%016x" % (_process, next(_turns))
+        return self.given_id or _ids.next()
 
     def lines_for(self, request_id: bytes, trace: TraceContext | None = None, *, with_key: bool) -> bytes:
         """Return the header lines of a turn's legs."""

@@ -22,21 +22,22 @@ from duplex_router.wire.heads import (
     render_fields,
     status_line,
 )
+from duplex_router.wire.scanner import make_room
 
 from .settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-MAX_UNREAD_BYTES = 64 * 1024
-FIRST_BODY_BYTES = 64 * 1024
-BODY_GROWTH = 8
-WRITE_HIGH_WATER = 256 * 1024
-LINGER_SECONDS = 2.0
-_SCRATCH = memoryview(bytearray(64 * 1024))
+MAX_UNREAD_BYTES: Final = 64 * 1024
+FIRST_BODY_BYTES: Final = 64 * 1024
+BODY_GROWTH: Final = 8
+WRITE_HIGH_WATER: Final = 256 * 1024
+LINGER_SECONDS: Final = 2.0
+_SCRATCH: Final = memoryview(bytearray(64 * 1024))
 """What is read into, and copied from at once."""
 
-_NOTHING = bytearray()
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NOTHING: Final = bytearray()
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Work(Protocol):
@@ -244,7 +245,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _make_room(self, length: int, received: Piece) -> None:
         """Take memory for a body in steps: what a client announces costs nothing until it has sent some of it."""
         self._body_size = len(received)
-        self._body = bytearray(min(length, max(FIRST_BODY_BYTES, BODY_GROWTH * self._body_size)))
+        self._body = make_room(min(length, max(FIRST_BODY_BYTES, BODY_GROWTH * self._body_size)))
         self._body[: self._body_size] = received
 
     def _fill_body(self, count: int) -> None:
@@ -318,7 +319,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._keep_alive = False
             self._dechunk = BodyReader(length=None, chunked=True)
             framing = b""
-        self._stream_head = b"%b%b%b%b\r\n" % (status_line(status), render_fields(headers), framing, self._closing())
+        self._stream_head = b"".join((status_line(status), render_fields(headers), framing, self._closing(), CRLF))
 
     def write(self, data: bytes) -> None:
         """See `Client`."""

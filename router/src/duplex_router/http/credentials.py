@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 BEARER: Final = b"bearer "
 _ADMITTED: Final = "admitted"
 _ALPN: Final = ["http/1.1"]
-_SECRETS = (OSError, ssl.SSLError, ValueError)
+_SECRETS: Final = (OSError, ssl.SSLError, ValueError)
 
 
 class CredentialError(Exception):

@@ -26,8 +26,8 @@ class Passed:
     methods: tuple[bytes, ...] = POST
 
 
-_WORK = Passed(seconds=120.0)
-_SPEECH = Passed(Role.DECODE, seconds=300.0)
+_WORK: Final = Passed(seconds=120.0)
+_SPEECH: Final = Passed(Role.DECODE, seconds=300.0)
 
 # None of these takes kv_transfer_params (vLLM 0.33.0): what does is a turn above, or is not passed.
 PASSED: Final = {

@@ -7,7 +7,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.turn.legs import OK, Failure, Receiver
@@ -19,16 +19,18 @@ from .credentials import Credentials
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 4.0
+IDLE_SECONDS: Final = 4.0
 """vLLM closes after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): an older connection might be closed under a request."""
 
-CONNECT_SECONDS = 5.0
-MAX_HEAD_BYTES = 64 * 1024
-JOIN_BELOW_BYTES = 16 * 1024
+CONNECT_SECONDS: Final = 5.0
+MAX_HEAD_BYTES: Final = 64 * 1024
+JOIN_BELOW_BYTES: Final = 16 * 1024
 
 
-def _joined(pieces: list[Value]) -> list[Piece]:
-    """Return the pieces of a message to be written: small ones in one, and large ones as they are, without a copy."""
+def _joined(pieces: list[Value], size: int) -> list[Piece]:
+    """Return the pieces of a message of some size, to be written: in one, but for large ones, which are not copied."""
+    if size < JOIN_BELOW_BYTES:
+        return [b"".join(pieces)]
     message: list[Piece] = []
     small: list[Value] = []
     for piece in pieces:
@@ -299,8 +301,10 @@ class Pool:
         for piece in body:
             length += len(piece)
         key = self._credentials.engine_line
-        head = [method, b" ", path, b" HTTP/1.1\r\nhost: ", engine.address, b"\r\n", key, headers]
-        message = _joined([*head, b"content-length: %d\r\n\r\n" % length, *body])
+        pieces: list[Value] = [method, b" ", path, b" HTTP/1.1\r\nhost: ", engine.address, b"\r\n", key, headers]
+        pieces.append(b"content-length: %d\r\n\r\n" % length)
+        pieces += body
+        message = _joined(pieces, length)
         exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
         self.active.add(exchange)
         idle = self._idle.setdefault(engine.address, [])

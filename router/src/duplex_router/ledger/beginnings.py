@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 import xxhash
 
 from .chain import Chain
 
-LONG_BYTES = 8 * 1024
+LONG_BYTES: Final = 8 * 1024
 """From which length on it is worth it."""
 
-MAX_PLACES = 256
-MAX_AT_A_PLACE = 4
-_COMMA = ord(",")
+MAX_PLACES: Final = 256
+MAX_AT_A_PLACE: Final = 4
+_COMMA: Final = ord(",")
 
 
 class Beginning:

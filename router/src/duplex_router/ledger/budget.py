@@ -6,60 +6,71 @@ hold's age: an operation costs O(log holds), and no worth in it is older than it
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 Worth = Callable[[T], tuple[float, float]]
 """Returns what a hold is worth for each token that it takes, and for how many seconds that lasts."""
 
 
-SPARE_PLACES = 64
+SPARE_PLACES: Final = 64
 
 
 class _Ranking(Generic[T]):
     """One tenant's holds on one engine, the least worth first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, T]] = []
-        self._due: list[tuple[float, int, T]] = []
-        self._current: dict[T, int] = {}
+        self._heap: list[tuple[float, int]] = []
+        self._due: list[tuple[float, int]] = []
+        """Places by worth and by when that is to be found anew; some are no longer any hold's."""
+        self._places: dict[T, int] = {}
+        self._holds: dict[int, T] = {}
         self.tokens = 0
 
     def place(self, hold: T, number: int, worth: tuple[float, float], now: float) -> None:
         """Give a hold its place, anew where it has one; `number` is higher than any before."""
-        self._current[hold] = number
-        heapq.heappush(self._heap, (worth[0], number, hold))
-        heapq.heappush(self._due, (now + worth[1], number, hold))
-        if max(len(self._heap), len(self._due)) > 2 * len(self._current) + SPARE_PLACES:
+        former = self._places.get(hold)
+        if former is not None:
+            del self._holds[former]
+        self._places[hold] = number
+        self._holds[number] = hold
+        heappush(self._heap, (worth[0], number))
+        heappush(self._due, (now + worth[1], number))
+        most = 2 * len(self._holds) + SPARE_PLACES
+        if len(self._heap) > most or len(self._due) > most:
             self._forget_old_places()
 
     def _forget_old_places(self) -> None:
-        """Drop what would only be passed over: it keeps holds in memory that are long gone."""
-        for heap in (self._heap, self._due):
-            heap[:] = [place for place in heap if self._current.get(place[2]) == place[1]]
-            heapq.heapify(heap)
+        """Drop what would only be passed over."""
+        holds = self._holds
+        self._heap = [place for place in self._heap if place[1] in holds]
+        self._due = [place for place in self._due if place[1] in holds]
+        heapify(self._heap)
+        heapify(self._due)
 
     def remove(self, hold: T) -> None:
         """Take a hold out; its places in the heaps are passed over later."""
-        del self._current[hold]
+        del self._holds[self._places.pop(hold)]
 
     def overdue(self, now: float) -> Iterator[T]:
         """Yield, once each, the holds whose worth has to be found anew."""
         while self._due and self._due[0][0] <= now:
-            _, number, hold = heapq.heappop(self._due)
-            if self._current.get(hold) == number:
+            _, number = heappop(self._due)
+            hold = self._holds.get(number)
+            if hold is not None:
                 yield hold
 
     def least(self) -> tuple[float, T] | None:
         """Return the hold of least worth, and that."""
         while self._heap:
-            worth, number, hold = self._heap[0]
-            if self._current.get(hold) == number:
+            worth, number = self._heap[0]
+            hold = self._holds.get(number)
+            if hold is not None:
                 return worth, hold
-            heapq.heappop(self._heap)
+            heappop(self._heap)
         return None
 
 
@@ -86,7 +97,9 @@ class EngineHolds(Generic[T]):
         """Take a new hold."""
         self._all[hold] = (tenant, tokens)
         self.tokens += tokens
-        ranking = self._tenants.setdefault(tenant, _Ranking())
+        ranking = self._tenants.get(tenant)
+        if ranking is None:
+            ranking = self._tenants[tenant] = _Ranking()
         ranking.tokens += tokens
         ranking.place(hold, next(self._numbers), self._worth(hold), now)
 

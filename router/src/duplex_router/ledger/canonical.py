@@ -9,23 +9,23 @@ engines that prove the tokens themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
 
-from duplex_router.wire.fields import Fields
+from duplex_router.wire.fields import Fields, Value, escaped
 from duplex_router.wire.reply import Reply
 
-_QUOTE = ord('"')
-_BACKSLASH = ord("\\")
-_ROLE_AND_CONTENT = {"role", "content"}
-_LONE_TEXT = {"type", "text"}
-ASSISTANT = "assistant"
-_TOOL = "tool"
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
+_ROLE_AND_CONTENT: Final = {"role", "content"}
+_LONE_TEXT: Final = {"type", "text"}
+ASSISTANT: Final = "assistant"
+_ASSISTANT_TEXT: Final = b"tassistant\0"
+_TOOL: Final = "tool"
 
-_decode_text = msgspec.json.Decoder(str).decode
-canonical_json = msgspec.json.Encoder(order="deterministic").encode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+canonical_json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 def message_bytes(message: Fields, *, exact: bool) -> bytes:
@@ -58,7 +58,7 @@ def text_message(role: str, text: str) -> bytes:
     return b"t%b\0%b" % (escaped(role), escaped(text))
 
 
-def text_bytes(raw: Raw) -> bytes:
+def text_bytes(raw: Value) -> bytes:
     """Return the canonical form of a text from its JSON: what `escaped` makes of it.
 
     Most serialisers write just that, so that it need not be decoded: where nothing is escaped that need not be, each
@@ -77,14 +77,13 @@ def _is_spelt_otherwise(text: bytes) -> bool:
     return _BACKSLASH in text and (text.find(b"\\u") >= 0 or text.find(b"\\/") >= 0)
 
 
-def escaped(text: str) -> bytes:
-    """Return a text as JSON has it between quotes, with no more escapes than it must have."""
-    return msgspec.json.encode(text)[1:-1]
-
-
 def assistant_bytes(text: str, calls: list[tuple[str, str]]) -> bytes:
     """Return the loose form of an assistant's message: its text, and (name, arguments) of each call."""
-    plain = text_message(ASSISTANT, text)
+    return _assistant(escaped(text), calls)
+
+
+def _assistant(text: bytes, calls: list[tuple[str, str]]) -> bytes:
+    plain = _ASSISTANT_TEXT + text
     return plain + b"\0" + b"".join(call_bytes(*call) for call in calls) if calls else plain
 
 
@@ -95,7 +94,7 @@ def call_bytes(name: str, arguments: str) -> bytes:
 
 def reply_message(reply: Reply) -> list[bytes]:
     """Return an engine's reply as the one message in which a client sends it back."""
-    return [assistant_bytes(reply.text, calls_of(reply))]
+    return [_assistant(reply.escaped, calls_of(reply) if reply.tool_calls else [])]
 
 
 def calls_of(reply: Reply) -> list[tuple[str, str]]:

@@ -7,14 +7,15 @@ tenant's own conversations; they need not withstand attack.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-import xxhash
+from xxhash import xxh3_128_digest
 
-STRIDE_BYTES = 256
+STRIDE_BYTES: Final = 256
 """Distance of marks: about one step of an engine's proof (64 tokens) in English text, and just that in token ids."""
 
-_GROWTH = 5
-_END = b"\xff"
+_GROWTH: Final = 5
+_END: Final = b"\xff"
 """Closes a part. UTF-8 has no such byte, so no part can run into the next."""
 
 
@@ -30,37 +31,40 @@ def stride_at(offset: int) -> int:
 class Chain:
     """`marks`: the digest of everything so far, after each part and at strides within it.
 
-    `offset`: bytes of parts so far; `next_mark`: the offset of the next mark within a part.
+    Each mark is the digest of the one before and what came since, so that a chain is no more than its last mark, and
+    goes its own way from there. `offset`: bytes of parts so far; `next_mark`: the offset of the next mark within a
+    part; `last`: the last mark, or the seed; `rest`: what came of the present part since.
     """
 
-    __slots__ = ("marks", "next_mark", "offset", "state")
+    __slots__ = ("last", "marks", "next_mark", "offset", "rest")
 
     def __init__(self, seed: bytes) -> None:
-        self.state = xxhash.xxh3_128(seed)
+        self.last = seed
+        self.rest = b""
         self.offset = 0
         self.next_mark = STRIDE_BYTES
         self.marks: list[bytes] = []
 
+    def _mark(self, data: bytes) -> None:
+        self.last = mark = xxh3_128_digest(self.last + data)
+        self.marks.append(mark)
+
     def add(self, data: bytes) -> None:
         """Take more bytes of the present part."""
         end = self.offset + len(data)
-        if end < self.next_mark:
-            self.state.update(data)
-            self.offset = end
-            return
-        view, start = memoryview(data), self.offset
+        start = self.offset
         while self.next_mark <= end:
-            self.state.update(view[self.offset - start : self.next_mark - start])
-            self.marks.append(self.state.digest())
+            self._mark(self.rest + data[self.offset - start : self.next_mark - start])
+            self.rest = b""
             self.offset = self.next_mark
             self.next_mark += stride_at(self.next_mark)
-        self.state.update(view[self.offset - start :])
+        self.rest += data[self.offset - start :] if self.offset > start else data
         self.offset = end
 
     def close(self) -> None:
         """End the present part, with a mark."""
-        self.state.update(_END)
-        self.marks.append(self.state.digest())
+        self._mark(self.rest + _END)
+        self.rest = b""
 
     def add_parts(self, parts: Iterable[bytes]) -> list[int]:
         """Take whole parts, and return how many marks there are after each."""
@@ -73,11 +77,11 @@ class Chain:
 
     def copy(self) -> Chain:
         """Return a chain that goes its own way from here."""
-        other = Chain(b"")
-        other.state, other.marks = self.state.copy(), self.marks.copy()
+        other = Chain(self.last)
+        other.marks, other.rest = self.marks.copy(), self.rest
         other.offset, other.next_mark = self.offset, self.next_mark
         return other
 
     def digest(self) -> bytes:
         """Return the digest of everything so far."""
-        return self.state.digest()
+        return xxh3_128_digest(self.last + self.rest) if self.rest else self.last

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
-MAX_FATES = 32_768
+MAX_FATES: Final = 32_768
 
 
 class Fate(StrEnum):
@@ -24,7 +25,7 @@ class Fate(StrEnum):
     REPLACED = "replaced"
 
 
-TENANT = "tenant"
+TENANT: Final = "tenant"
 """The history is held, or was, for another tenant: it must not be told to the one who asks."""
 
 

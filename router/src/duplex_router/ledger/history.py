@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import xxhash
 
 from duplex_router.wire.reply import Reply
 
-from .canonical import escaped
 from .chain import STRIDE_BYTES, Chain, stride_at
 from .content import Content
 
-ID_BYTES = 4
+ID_BYTES: Final = 4
 
 
 class History(Protocol):
@@ -126,7 +125,7 @@ class PlainPrompt:
         if self._unit == ID_BYTES:
             return self.marks
         chain = self._chain.copy()
-        chain.add(escaped(reply.text))
+        chain.add(reply.escaped)
         return chain.marks
 
     def parts(self, depth: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from duplex_router.wire.fields import Fields
 from duplex_router.wire.reply import Reply
 
@@ -16,14 +18,14 @@ from .canonical import (
     text_message,
 )
 
-_STAMP = "x-anthropic-billing-header"
+_STAMP: Final = "x-anthropic-billing-header"
 """What Claude Code begins a system block with that differs from request to request; vLLM leaves such blocks out of the
 prompt (anthropic/serving.py, 0.33.0)."""
 
-_NAMES = frozenset({"id", "call_id", "status"})
+_NAMES: Final = frozenset({"id", "call_id", "status"})
 """What names an item, and changes nothing in the prompt that an engine could not see in its tokens."""
 
-_CACHE_CONTROL = "cache_control"
+_CACHE_CONTROL: Final = "cache_control"
 """Clients move this marker to the newest block with each turn; vLLM ignores it."""
 
 

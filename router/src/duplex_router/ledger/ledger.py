@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from duplex_connector.contract import HANDLE_EXPIRY_MARGIN_SECONDS
 from duplex_router.wire.params import Handle
@@ -19,17 +20,17 @@ from .marks import Marks
 from .returns import Kind, Returns
 from .timetable import Timetable
 
-EXPIRY_MARGIN_SECONDS = HANDLE_EXPIRY_MARGIN_SECONDS + 1.0
+EXPIRY_MARGIN_SECONDS: Final = HANDLE_EXPIRY_MARGIN_SECONDS + 1.0
 """The reader's own margin, and a second for what lies between this clock and its read."""
 
-MAX_CANDIDATES = 8
+MAX_CANDIDATES: Final = 8
 """How many handles that share the same history are looked at before a shallower match is tried."""
 
 
-HORIZON_SECONDS = 240.0
+HORIZON_SECONDS: Final = 240.0
 """How far ahead a hold's worth looks: what is over the budget now makes room for what comes in the next minutes."""
 
-WORTH_SAMPLE = 64
+WORTH_SAMPLE: Final = 64
 """Of how many holds about the worth of all that an engine holds is told: a look must not hold turns up."""
 
 

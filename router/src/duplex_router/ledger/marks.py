@@ -31,7 +31,10 @@ class Marks(Generic[T]):
         for mark in marks:
             other = newest.get(mark)
             if other is not None and other is not item:
-                self._shared.setdefault(mark, {other: None})[item] = None
+                items = self._shared.get(mark)
+                if items is None:
+                    items = self._shared[mark] = {other: None}
+                items[item] = None
             newest[mark] = item
 
     def remove(self, marks: Iterable[bytes], item: T) -> None:

@@ -12,16 +12,16 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol, cast
 
 import msgspec
 import xxhash
-from msgspec import Raw
 
 from duplex_router.wire.errors import RequestError
-from duplex_router.wire.fields import Fields
+from duplex_router.wire.fields import Fields, RawFields, Value
 from duplex_router.wire.inference import Endpoint, Inference
 from duplex_router.wire.reply import Reply
+from duplex_router.wire.scanner import plain_messages
 
 from .beginnings import LONG_BYTES, Beginnings
 from .canonical import canonical_json, message_bytes, reply_message, text_bytes
@@ -30,7 +30,7 @@ from .content import Content, content_of
 from .history import ID_BYTES, Conversation, History, PlainPrompt
 from .items import blocks_bytes, item_bytes, reply_items, system_without_stamp, without_cache_control
 
-NEUTRAL_FIELDS = frozenset(
+NEUTRAL_FIELDS: Final = frozenset(
     {
         "messages",
         "prompt",
@@ -79,10 +79,12 @@ NEUTRAL_FIELDS = frozenset(
 )
 """Fields that change neither the prompt's tokens nor their KV. Whatever is not known here counts as deciding them."""
 
-SEEDING_FIELDS = ("model", "cache_salt", "chat_template")
+SEEDING_FIELDS: Final = ("model", "cache_salt", "chat_template")
 """Fields without which no token's KV can be the same: all that seeds the chain where tokens are proved."""
 
-PRELUDE_FIELDS = ("tools", "system", "instructions")
+_SEEDED: Final = frozenset(SEEDING_FIELDS)
+
+PRELUDE_FIELDS: Final = ("tools", "system", "instructions")
 """Fields that a template renders before all messages."""
 
 
@@ -96,7 +98,7 @@ class PartForm(Protocol):
 
 ReplyForm = Callable[[Reply], list[bytes]]
 
-_CONTENT = {
+_CONTENT: Final = {
     Endpoint.CHAT: "messages",
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.RESPONSES: "input",
@@ -107,9 +109,14 @@ _FORMS: dict[Endpoint, tuple[PartForm, ReplyForm]] = {
     Endpoint.RESPONSES: (item_bytes, reply_items),
     Endpoint.MESSAGES: (blocks_bytes, reply_message),
 }
-_decode_messages = msgspec.json.Decoder(Annotated[list[Fields], msgspec.Meta(min_length=1)]).decode
+_decode_messages: Final = cast(
+    "Callable[[Value], list[Fields]]",
+    msgspec.json.Decoder(Annotated[list[RawFields], msgspec.Meta(min_length=1)]).decode,
+)
+_decode_message: Final = cast("Callable[[bytes], Fields]", msgspec.json.Decoder(RawFields).decode)
+_BRACE: Final = ord("{")
 _beginnings = Beginnings()
-_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_ids: Final = msgspec.json.Decoder(list[int]).decode
 
 
 def read_history(request: Inference, *, proved: bool) -> History | None:
@@ -124,19 +131,20 @@ def read_history(request: Inference, *, proved: bool) -> History | None:
         if request.endpoint is Endpoint.COMPLETIONS and "prompt_embeds" in request.fields:
             return None
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is missing.", param=name)
-    shape = _digest_of(request, _shaping_fields(tuple(request.fields), proved=proved))
-    seed = _digest_of(request, SEEDING_FIELDS) if proved else shape
+    shaping = _shaping_fields(request.names, proved=proved)
+    shape = _digest_of(request, shaping)
+    seed = shape if not proved or _SEEDED.issuperset(shaping) else _digest_of(request, SEEDING_FIELDS)
     try:
         return _read(request, raw, seed, shape, proved=proved)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is malformed: {error}.", param=name) from error
 
 
-def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bool) -> History | None:
+def _read(request: Inference, raw: Value, seed: bytes, shape: bytes, *, proved: bool) -> History | None:
     if request.endpoint is Endpoint.COMPLETIONS:
         return _prompt(raw, seed, shape)
     if request.endpoint is Endpoint.RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
-        raw = Raw(b'[{"role":"user","content":%b}]' % bytes(raw))  # a text is one message of the user's
+        raw = b'[{"role":"user","content":%b}]' % bytes(raw)  # a text is one message of the user's
     form, reply_form = _FORMS[request.endpoint]
     if not proved:
         parts = _parts(raw, form, exact=True)
@@ -150,8 +158,11 @@ def _read(request: Inference, raw: Raw, seed: bytes, shape: bytes, *, proved: bo
     return Conversation(chain, ends, shape, reply_form, content=Content.UNPROBED)
 
 
-def _parts(array: Raw | bytes, form: PartForm, *, exact: bool) -> list[bytes]:
+def _parts(array: Value, form: PartForm, *, exact: bool) -> list[bytes]:
     """Return the canonical forms of an array's messages or items; see `PartForm`."""
+    told = plain_messages(array) if form is message_bytes else None
+    if told is not None:
+        return [part if part[0] != _BRACE else form(_decode_message(part), exact=exact) for part in told]
     found = [form(message, exact=exact) for message in _decode_messages(array)]
     return [part for part in found if part]
 
@@ -168,14 +179,16 @@ def _value(request: Inference, name: str) -> object:
 @functools.lru_cache(maxsize=1024)
 def _shaping_fields(names: tuple[str, ...], *, proved: bool) -> tuple[str, ...]:
     """Return those of a request's fields that may decide its prompt besides what the chain itself covers, in order."""
-    return tuple(sorted(set(names) - NEUTRAL_FIELDS - set(PRELUDE_FIELDS if proved else ())))
+    return tuple(name for name in SEEDING_FIELDS if name in names) + tuple(
+        sorted(set(names) - NEUTRAL_FIELDS - _SEEDED - set(PRELUDE_FIELDS if proved else ()))
+    )
 
 
 _digests: dict[tuple[str | bytes, ...], bytes] = {}
 """Of fields' values as they were written. Clients choose them, so only so many are kept, and no long ones."""
 
-MAX_KNOWN_DIGESTS = 1024
-MAX_KNOWN_VALUE_BYTES = 1024
+MAX_KNOWN_DIGESTS: Final = 1024
+MAX_KNOWN_VALUE_BYTES: Final = 1024
 
 
 def _digest_of(request: Inference, names: Iterable[str]) -> bytes:
@@ -209,7 +222,7 @@ def _new_digest(request: Inference, names: Iterable[str]) -> bytes:
 _preludes: OrderedDict[bytes, Chain] = OrderedDict()
 """Chains with what stands before all messages, by the digest of it as it was written: turns repeat it."""
 
-MAX_PRELUDES = 256
+MAX_PRELUDES: Final = 256
 
 
 def _after_prelude(request: Inference, seed: bytes) -> tuple[Chain, bytes]:
@@ -235,7 +248,7 @@ def _after_prelude(request: Inference, seed: bytes) -> tuple[Chain, bytes]:
     return known.copy(), before
 
 
-def _prompt(raw: Raw, seed: bytes, shape: bytes) -> PlainPrompt | None:
+def _prompt(raw: Value, seed: bytes, shape: bytes) -> PlainPrompt | None:
     start = bytes(memoryview(raw)[:64])
     if start[:1] == b'"':
         return PlainPrompt(text_bytes(raw), seed, shape, unit=1)

@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.params import Handle
+from duplex_router.wire.params import read_handle
 
 from .ledger import Entry
 from .returns import Kind
@@ -106,7 +106,7 @@ def decode_entry(data: bytes, clocks: Clocks) -> Entry:
         raise RecordError("its checksum is wrong")
     try:
         record = _decode(payload)
-        handle = Handle(record.params)
+        handle = read_handle(record.params)
     except (msgspec.DecodeError, WireError) as error:
         raise RecordError(f"it cannot be read: {error}") from error
     _check(record, clocks)

@@ -12,18 +12,19 @@ import math
 from collections import OrderedDict
 from enum import IntEnum
 from itertools import pairwise
+from typing import Final
 
-MAX_CLASSES = 8192
-HALF_LIFE_SECONDS = 3600.0
-FADE_STEP_SECONDS = 60.0
-PRIOR_HOLDS = 8.0
+MAX_CLASSES: Final = 8192
+HALF_LIFE_SECONDS: Final = 3600.0
+FADE_STEP_SECONDS: Final = 60.0
+PRIOR_HOLDS: Final = 8.0
 """How many holds' worth of evidence the prior of a class stands for."""
 
-SPANS = 13
-_BOUNDS = [0.0, *(2.0**power for power in range(SPANS - 1)), math.inf]
+SPANS: Final = 13
+_BOUNDS: Final = [0.0, *(2.0**power for power in range(SPANS - 1)), math.inf]
 """0, 1, 2, 4 … 2048 seconds, and what is beyond."""
 
-_OPEN_SPAN_SECONDS = 4096.0
+_OPEN_SPAN_SECONDS: Final = 4096.0
 
 
 class Kind(IntEnum):
@@ -36,15 +37,15 @@ class Kind(IntEnum):
     CALLS = 2
 
 
-_GUESS = {Kind.FIRST: 0.08, Kind.LATER: 0.12, Kind.CALLS: 0.3}
+_GUESS: Final = {Kind.FIRST: 0.08, Kind.LATER: 0.12, Kind.CALLS: 0.3}
 """The chance of return in each span up to a quarter of an hour, for who has not returned before it."""
 
-_LATE_GUESS = 0.02
-_LATE_SPAN = 11
+_LATE_GUESS: Final = 0.02
+_LATE_SPAN: Final = 11
 
 
-_WIDTHS = [*(stop - start for start, stop in pairwise(_BOUNDS[:-1])), _OPEN_SPAN_SECONDS]
-_PRIOR_SECONDS = [PRIOR_HOLDS * width for width in _WIDTHS]
+_WIDTHS: Final = [*(stop - start for start, stop in pairwise(_BOUNDS[:-1])), _OPEN_SPAN_SECONDS]
+_PRIOR_SECONDS: Final = [PRIOR_HOLDS * width for width in _WIDTHS]
 
 
 def _span_of(age: float) -> int:
@@ -142,11 +143,12 @@ class Returns:
         own = self._own.get(key)
         if own is None:
             own = self._own[key] = Gaps(now)
-        self._own.move_to_end(key)
-        if len(self._own) > self._limit:
-            self._own.popitem(last=False)
-        for gaps in (own, self._all[kind]):
-            gaps.learn(age, now, returned=returned)
+            if len(self._own) > self._limit:
+                self._own.popitem(last=False)
+        else:
+            self._own.move_to_end(key)
+        own.learn(age, now, returned=returned)
+        self._all[kind].learn(age, now, returned=returned)
 
     def chance(self, tenant: bytes, kind: Kind, age: float, horizon: float) -> float:
         """Return the chance of a return within `horizon` seconds, for a turn that ended `age` seconds ago."""

@@ -24,7 +24,10 @@ class Timetable(Generic[T]):
         self.drop(item)
         slot = max(int(when), self._next)
         self._slot_of[item] = slot
-        self._slots.setdefault(slot, {})[item] = None
+        items = self._slots.get(slot)
+        if items is None:
+            items = self._slots[slot] = {}
+        items[item] = None
 
     def drop(self, item: T) -> None:
         """Forget an item."""

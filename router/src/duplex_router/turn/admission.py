@@ -19,8 +19,8 @@ from duplex_router.fleet.fleet import Fleet
 
 from .counters import Counters
 
-LONGEST_RETRY_AFTER_SECONDS = 30
-_NEWEST_WAIT_WEIGHT = 0.2
+LONGEST_RETRY_AFTER_SECONDS: Final = 30
+_NEWEST_WAIT_WEIGHT: Final = 0.2
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 

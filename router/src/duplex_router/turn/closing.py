@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from duplex_router.wire.inference import Endpoint
 from duplex_router.wire.reply import Observer
 
 from .core import Core
@@ -9,12 +12,14 @@ from .legs import OK
 from .record import TurnRecord
 from .subject import Subject
 
+_NAMES: Final = {endpoint: endpoint.value for endpoint in Endpoint}
+
 
 def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Observer | None, status: int) -> None:
     """Count a turn that has ended with this HTTP status, and hand its record on."""
     record.status, record.ended = status, core.clock()
     record.trace = subject.trace
-    record.path, record.stream = subject.request.endpoint.value, subject.request.stream
+    record.path, record.stream = _NAMES[subject.request.endpoint], subject.request.stream
     history = subject.history
     if history is not None:
         record.history_depth = history.parts(len(history.marks))

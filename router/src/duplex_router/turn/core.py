@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.fleet.models import Models
@@ -21,8 +21,8 @@ from .record import Explanations, TurnRecord
 from .shared import SharedLedger
 from .templates import Templates
 
-JSON_TYPE = (b"content-type", b"application/json")
-MAX_SESSIONS = 65536
+JSON_TYPE: Final = (b"content-type", b"application/json")
+MAX_SESSIONS: Final = 65536
 
 
 class Client(Protocol):

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+BUCKETS: Final[Sequence[float]] = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
 """Upper bounds in seconds."""
-
-_BOUNDS: Final = len(BUCKETS)
 
 
 class Histogram:
@@ -23,10 +39,7 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
-        bucket = 0
-        while bucket < _BOUNDS and seconds > BUCKETS[bucket]:
-            bucket += 1
-        self.counts[bucket] += 1
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total += seconds
 
 
@@ -67,7 +80,10 @@ class Counters:
 
     def revision(self, name: str) -> RevisionCount:
         """Return a revision's counts."""
-        return self.revisions.setdefault(name, RevisionCount())
+        found = self.revisions.get(name)
+        if found is None:
+            found = self.revisions[name] = RevisionCount()
+        return found
 
     def took_first_byte(self, outcome: str, seconds: float) -> None:
         """Count the time to a client's first byte by what reuse came to."""

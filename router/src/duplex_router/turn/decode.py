@@ -8,6 +8,7 @@ from typing import Protocol
 from duplex_router.wire.api_errors import error_event
 from duplex_router.wire.body import BodyReader, chunk
 from duplex_router.wire.errors import WireError
+from duplex_router.wire.events import EventObserver
 from duplex_router.wire.heads import ResponseHead
 from duplex_router.wire.inference import Endpoint
 from duplex_router.wire.messages import MessagesObserver
@@ -18,8 +19,8 @@ from duplex_router.wire.stream import StreamRelay
 from .legs import BAD_REQUEST, MAX_ANSWER_BYTES, OK, SERVER_ERROR, Answer, Exchange, Failure
 
 OBSERVERS: dict[Endpoint, type[Observer]] = {
-    Endpoint.CHAT: Observer,
-    Endpoint.COMPLETIONS: Observer,
+    Endpoint.CHAT: EventObserver,
+    Endpoint.COMPLETIONS: EventObserver,
     Endpoint.RESPONSES: ResponsesObserver,
     Endpoint.MESSAGES: MessagesObserver,
 }

@@ -24,17 +24,17 @@ from .counters import Counters
 from .legs import Answer, Failure, Transport, WholeAnswer
 from .shared import SharedLedger
 
-LEASE_PATH = b"/v1/completions"
-LEASE_SECONDS = 5.0
-MAX_TRIES = 3
-MAX_HOLDS_PER_MESSAGE = 256
-LEAST_GAIN_SECONDS = 1.0
-LIKELY = 0.1
+LEASE_PATH: Final = b"/v1/completions"
+LEASE_SECONDS: Final = 5.0
+MAX_TRIES: Final = 3
+MAX_HOLDS_PER_MESSAGE: Final = 256
+LEAST_GAIN_SECONDS: Final = 1.0
+LIKELY: Final = 0.1
 """The chance of return within one more lease from which a hold is kept beyond its ttl."""
 
 _GUARDED: Final = ConnectorKind.GUARDED
-_HEADERS = b"content-type: application/json\r\n"
-_REFUSED_LOGIN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_HEADERS: Final = b"content-type: application/json\r\n"
+_REFUSED_LOGIN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ class Answer:
         return self.head.status
 
 
-MAX_ANSWER_BYTES = 256 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 
 OK: Final = int(HTTPStatus.OK)
 BAD_REQUEST: Final = int(HTTPStatus.BAD_REQUEST)

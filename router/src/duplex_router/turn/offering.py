@@ -10,7 +10,7 @@ from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import Entry
-from duplex_router.wire.params import PrefillAnswer
+from duplex_router.wire.prefill import PrefillAnswer
 
 from .core import Core
 from .legs import Answer, Failure
@@ -23,7 +23,7 @@ from .subject import Subject
 _PULL_FAILED: Final = Reason.PULL_FAILED.value
 _DIVERGED: Final = Reason.DIVERGED.value
 
-USELESS_HANDLE = frozenset(
+USELESS_HANDLE: Final = frozenset(
     each.value for each in (Reason.PULL_FAILED, Reason.EXPIRED, Reason.MALFORMED, Reason.GROUPS_DIFFER, Reason.NO_PROOF)
 )
 """What a guarded prefill engine says of a handle that would not serve another turn either."""

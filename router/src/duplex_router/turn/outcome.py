@@ -8,13 +8,13 @@ from duplex_connector.contract import Header
 from duplex_connector.proof import Outcome as ProofOutcome
 from duplex_router.ledger.fates import TENANT
 from duplex_router.wire.heads import Headers
-from duplex_router.wire.params import PrefillAnswer
+from duplex_router.wire.prefill import PrefillAnswer
 
 from .counters import Counters
 from .offer import Offer
 
-MISS = "miss"
-REJECTED = "rejected"
+MISS: Final = "miss"
+REJECTED: Final = "rejected"
 _FULL: Final = ProofOutcome.FULL.value
 _PARTIAL: Final = ProofOutcome.PARTIAL.value
 _REUSE: Final = Header.REUSE.encode()

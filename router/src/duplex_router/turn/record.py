@@ -8,7 +8,7 @@ from typing import Final
 from .outcome import NOTHING, Outcome
 from .trace import TraceContext
 
-MAX_EXPLAINED = 1024
+MAX_EXPLAINED: Final = 1024
 
 
 class LegRecord:

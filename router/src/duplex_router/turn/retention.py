@@ -8,7 +8,7 @@ from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.ledger.returns import Kind
 from duplex_router.wire.errors import WireError
-from duplex_router.wire.params import Handle
+from duplex_router.wire.params import read_handle
 from duplex_router.wire.reply import Observer
 
 from .core import Core
@@ -47,7 +47,7 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
     if raw is None:
         return
     try:
-        handle = finished.observer.held or Handle(raw)
+        handle = finished.observer.held or read_handle(raw)
     except WireError:
         core.counters.leg_failures["decode", "malformed-handle"] += 1
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from duplex_router.ledger.history import History
 from duplex_router.ledger.ledger import Entry
@@ -11,7 +12,7 @@ from .core import Core
 from .offer import Offer
 from .subject import Subject
 
-NEW_PARTS = 2
+NEW_PARTS: Final = 2
 """A turn that continues the one that is known adds a reply and a message; what lacks more went on elsewhere."""
 
 

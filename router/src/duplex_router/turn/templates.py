@@ -6,8 +6,9 @@ its messages, so what was found counts for requests that say the same; what no p
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
-from msgspec import Raw
 
 from duplex_router.ledger.canonical import canonical_json
 from duplex_router.ledger.content import Content
@@ -16,10 +17,10 @@ from duplex_router.ledger.reading import NEUTRAL_FIELDS
 from duplex_router.wire.fields import is_null
 from duplex_router.wire.inference import Endpoint, Inference
 
-PROBED_FIELDS = frozenset({"chat_template", "chat_template_kwargs"})
+PROBED_FIELDS: Final = frozenset({"chat_template", "chat_template_kwargs"})
 """Fields that /tokenize renders by as the inference endpoints do (vLLM 0.33.0)."""
 
-INERT_FIELDS = frozenset(
+INERT_FIELDS: Final = frozenset(
     {
         "model",
         "cache_salt",
@@ -35,12 +36,12 @@ INERT_FIELDS = frozenset(
 )
 """Fields that no template renders, or that the probe has by itself; all of them must be equal for a match anyway."""
 
-MAX_ARGUMENTS = 32
+MAX_ARGUMENTS: Final = 32
 """How many combinations of template arguments are probed for a revision: clients choose them."""
 
-NO_ARGUMENTS = b"{}"
+NO_ARGUMENTS: Final = b"{}"
 
-MARGIN_TOKENS = 4
+MARGIN_TOKENS: Final = 4
 """Taken off a prompt's end beyond what the probe saw: the last token may join with a reply that begins in another way,
 and a word of the user's may switch an empty thought on (Qwen3's has four tokens)."""
 
@@ -49,7 +50,7 @@ def arguments_of(request: Inference) -> bytes | None:
     """Return what a template may render by, as canonical JSON; None where that cannot be probed."""
     found: dict[str, object] = {}
     for name in request.fields.keys() - NEUTRAL_FIELDS - INERT_FIELDS:
-        raw: Raw = request.fields[name]
+        raw = request.fields[name]
         if is_null(raw):
             continue
         if name not in PROBED_FIELDS:

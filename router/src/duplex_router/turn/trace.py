@@ -6,10 +6,11 @@ import os
 import random
 import re
 from dataclasses import dataclass
+from typing import Final
 
-_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?\Z")
-_SAMPLED = 1
-_LENGTH = 55
+_TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?\Z")
+_SAMPLED: Final = 1
+_LENGTH: Final = 55
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
 
 

@@ -13,7 +13,9 @@ from duplex_router.wire.api_errors import engines_error, error_body, frees_hand_
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Value
 from duplex_router.wire.heads import Headers, ResponseHead
-from duplex_router.wire.params import MISS, PrefillAnswer, decode_alone, hand_off_to_decode, read_prefill_answer
+from duplex_router.wire.inference import PATHS
+from duplex_router.wire.params import MISS, decode_alone
+from duplex_router.wire.prefill import PrefillAnswer, hand_off_to_decode, read_prefill_answer
 
 from .admission import Ticket
 from .closing import close_books
@@ -27,10 +29,10 @@ from .retention import FinishedTurn, keep_handle
 from .subject import Subject
 from .tries import Tries, cause
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN: Final = 4
 """A rough guess of English text, good enough to weigh one engine's waiting prompts against another's."""
 
-_PASSED_ON = (b"content-type", b"retry-after")
+_PASSED_ON: Final = (b"content-type", b"retry-after")
 
 
 class Phase:
@@ -401,7 +403,7 @@ class Turn:
 
     @property
     def _path(self) -> bytes:
-        return self._subject.request.endpoint.encode()
+        return PATHS[self._subject.request.endpoint]
 
     def _own_headers(self) -> Headers:
         return self._offering.outcome.headers(self._subject.request_id)

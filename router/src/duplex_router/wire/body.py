@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from .errors import WireError
 
-CRLF = b"\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-MAX_SIZE_LINE = 256
-MAX_TRAILER_BYTES = 8 * 1024
-MAX_KNOWN_SIZES = 4096
-MAX_KNOWN_SIZE_LINE = 8
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\Z")
+CRLF: Final = b"\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+MAX_SIZE_LINE: Final = 256
+MAX_TRAILER_BYTES: Final = 8 * 1024
+MAX_KNOWN_SIZES: Final = 4096
+MAX_KNOWN_SIZE_LINE: Final = 8
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\Z")
 
 
 def chunk(payload: bytes) -> bytes:

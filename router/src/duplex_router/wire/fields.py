@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, cast
 
 import msgspec
 from msgspec import Raw
@@ -26,11 +26,13 @@ class Value(Protocol):
         ...
 
 
-Fields = dict[str, Raw]
+Fields = dict[str, Value]
+RawFields = dict[str, Raw]
+"""The same, as msgspec makes it."""
 
-NULL = b"null"
-MAX_KNOWN_NAMES = 1024
-_split = msgspec.json.Decoder(Fields).decode
+NULL: Final = b"null"
+MAX_KNOWN_NAMES: Final = 1024
+_split: Final = cast("Callable[[Piece], Fields]", msgspec.json.Decoder(RawFields).decode)
 
 
 def split_object(data: Piece) -> Fields:
@@ -54,7 +56,7 @@ class _Keys(dict[str, bytes]):
         return key
 
 
-_KEYS = _Keys()
+_KEYS: Final = _Keys()
 
 
 def field_pieces(fields: Mapping[str, Value]) -> list[Value]:
@@ -74,12 +76,17 @@ def join_object(fields: Mapping[str, Value]) -> bytes:
     return b"".join([b"{", *field_pieces(fields), b"}"])
 
 
+def escaped(text: str) -> bytes:
+    """Return a text as JSON has it between quotes, with no more escapes than it must have."""
+    return msgspec.json.encode(text)[1:-1]
+
+
 def is_null(value: Value) -> bool:
     """Tell whether a value is JSON's null."""
     return len(value) == len(NULL) and bytes(value) == NULL
 
 
-def compact_size(fields: Mapping[str, Raw]) -> int:
+def compact_size(fields: Mapping[str, Value]) -> int:
     """Return the size of an object with these fields that has no white space and no other field, not even the same."""
     # Each field has two quotes, a colon and a comma or brace; a name that is written in another way is longer.
     size = 1 + 4 * len(fields) + (not fields)
@@ -88,7 +95,7 @@ def compact_size(fields: Mapping[str, Raw]) -> int:
     return size
 
 
-def repeated_key(data: Piece, fields: Mapping[str, Raw], compact: int) -> str | None:
+def repeated_key(data: Piece, fields: Mapping[str, Value], compact: int) -> str | None:
     """Return a key that occurs more than once at the top level of `data`, whose fields are `fields`; None if none does.
 
     `compact`: their size. Costs next to nothing where the body has the layout of a common serialiser; only another
@@ -97,7 +104,7 @@ def repeated_key(data: Piece, fields: Mapping[str, Raw], compact: int) -> str | 
     # `{"a":1,"b":2}`, or with a space after each colon and comma as Python's json writes it.
     if len(data) in (compact, compact + 2 * len(fields) - 1):
         return None
-    pairs = json.loads(bytes(data), object_pairs_hook=list)
+    pairs = json.loads(bytes(data).decode("utf-8", "replace"), object_pairs_hook=list)
     return _first_repeated(name for name, _ in pairs)
 
 

@@ -9,27 +9,26 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import httptools
 
 from .errors import RequestError, WireError
+from .scanner import length_between, render_lines
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-HEAD_END = b"\r\n\r\n"
-MAX_HEAD_BYTES = 32 * 1024
-MAX_HEADERS = 100
-MAX_TARGET_BYTES = 8 * 1024
-MAX_KNOWN_HEADS = 1024
-MAX_KNOWN_HEAD_BYTES = 4096
-MAX_LENGTH_DIGITS = 18
-_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,17})(?=\r\n|\Z)")
-_DIGITS = re.compile(rb"[0-9]{1,18}\Z")
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
-_ZERO = ord("0")
-_TARGET = re.compile(rb"[\x21-\x7e]+\Z")
-_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE", b"TRACE", b"CONNECT"})
+HEAD_END: Final = b"\r\n\r\n"
+MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEADERS: Final = 100
+MAX_TARGET_BYTES: Final = 8 * 1024
+MAX_KNOWN_HEADS: Final = 1024
+MAX_KNOWN_HEAD_BYTES: Final = 4096
+_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,17})(?=\r\n|\Z)")
+_DIGITS: Final = re.compile(rb"[0-9]{1,18}\Z")
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+\Z")
+_METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE", b"TRACE", b"CONNECT"})
 
 
 _Head = TypeVar("_Head")
@@ -80,13 +79,7 @@ class Pattern:
 
     def length_in(self, head: bytes) -> int:
         """Return the length that a head of this pattern has; -1 for any other head."""
-        start, stop = len(self.before), len(head) - len(self.after)
-        if not 0 < stop - start <= MAX_LENGTH_DIGITS or not head.startswith(self.before):
-            return -1
-        digits = head[start:stop]
-        if not head.endswith(self.after) or not digits.isdigit() or digits[0] == _ZERO:
-            return -1
-        return int(digits)
+        return length_between(self.before, head, self.after)
 
 
 class _KnownHeads(Generic[_Head]):
@@ -305,10 +298,13 @@ class ResponseHead:
 
 def parse_response_head(head: bytes) -> ResponseHead:
     """Parse one answer head, without its empty line. Raises WireError."""
+    last = _last_answer
+    if head == last.streamed:
+        return last.stream
     stream = _answers.known(head)
     if stream is not None:
+        last.streamed, last.stream = head, stream
         return stream
-    last = _last_answer
     length = last.pattern.length_in(head)
     if length < 0:
         pattern = _answers.pattern_of(head)
@@ -331,11 +327,13 @@ def _new_response_head(head: bytes, pattern: Pattern | None) -> ResponseHead:
 
 
 class _LastAnswer:
-    """The head of a whole answer that was read last: the next one is mostly like it."""
+    """The heads of a whole and of a streamed answer that were read last: the next ones are mostly like them."""
 
     def __init__(self) -> None:
         self.pattern = Pattern(b"\0", b"")  # of no head
         self.head = ResponseHead(0)
+        self.streamed = b""
+        self.stream = self.head
 
 
 def _parse_response_head(head: bytes) -> ResponseHead:
@@ -378,11 +376,17 @@ def _frame(answer: ResponseHead) -> None:
         answer.keep_alive = False
 
 
-def render_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def render_fields(headers: Headers) -> bytes:
     """Write header lines."""
+    lines = render_lines(headers)
+    if lines is not None:
+        return lines
     pieces: list[bytes] = []
     for name, value in headers:
-        pieces += [name, b": ", value, b"\r\n"]
+        pieces.append(name)
+        pieces.append(b": ")
+        pieces.append(value)
+        pieces.append(b"\r\n")
     return b"".join(pieces)
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
-from msgspec import Raw
 
 from duplex_connector.contract import SESSION_FIELDS, Params
 
 from .errors import RequestError, WireError
-from .fields import Fields, Piece, Value, compact_size, field_pieces, is_null, repeated_key, split_object
-from .whole import why_whole
+from .fields import NULL, Fields, Piece, Value, compact_size, field_pieces, is_null, repeated_key, split_object
+from .scanner import split_fields
+from .whole import WHOLE_FIELDS, why_whole
 
 
 class Endpoint(StrEnum):
@@ -28,6 +29,10 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
+
+
+PATHS: Final = {endpoint: endpoint.encode() for endpoint in Endpoint}
+"""As they stand in requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,8 @@ class _Legs:
     decode: bytes = b""
 
 
-_COMMON_OWN = frozenset({"stream", "stream_options", "max_tokens"})
-_COMPLETION = _Legs(
+_COMMON_OWN: Final = frozenset({"stream", "stream_options", "max_tokens"})
+_COMPLETION: Final = _Legs(
     own=_COMMON_OWN
     | {
         "max_completion_tokens",
@@ -62,7 +67,7 @@ _COMPLETION = _Legs(
     },
     prefill=b'"max_tokens":1,"stream":false',
 )
-_LEGS = {
+_LEGS: dict[Endpoint, _Legs] = {
     Endpoint.CHAT: _COMPLETION,
     Endpoint.COMPLETIONS: _COMPLETION,
     # A stored response lives in the memory of the one engine that made it and would never be found again.
@@ -74,32 +79,33 @@ _LEGS = {
     Endpoint.MESSAGES: _Legs(own=_COMMON_OWN | {"stop_sequences"}, prefill=b'"max_tokens":1,"stream":false'),
 }
 
-_FOREIGN_FIELDS = (Params.FIELD, Params.ENCODER_FIELD)
+_FOREIGN_FIELDS: Final = (Params.FIELD, Params.ENCODER_FIELD)
 """What names an engine's memory: the router's to say, never a client's."""
 
-_STATE_FIELDS = ("previous_response_id", "background", "conversation")
+_STATE_FIELDS: Final = ("previous_response_id", "background", "conversation")
 """What would make an engine remember something for a later request, which may come to another one."""
 
-_UNIQUE_FIELDS = {
+_UNIQUE_FIELDS: Final = {
     endpoint: legs.own | {"model", "messages", "prompt", "input", *_STATE_FIELDS, *_FOREIGN_FIELDS, *SESSION_FIELDS}
     for endpoint, legs in _LEGS.items()
 }
-_TRUE = b"true"
-_FALSE = b"false"
-_TOKEN_IDS = b',"return_token_ids":true'
-_PARAMS = b',"%b":' % Params.FIELD.encode()
+_TRUE: Final = b"true"
+_FALSE: Final = b"false"
+_STREAMS: Final = (_TRUE, _FALSE, NULL)
+_TOKEN_IDS: Final = b',"return_token_ids":true'
+_PARAMS: Final = b',"%b":' % Params.FIELD.encode()
 
 
 class Inference:
     """One inference request.
 
-    `body`: as it came. `fields`: what both legs share, and `common` the same as it stands between braces, in pieces;
-    `own`: the client's values of what each leg has for itself. `intact`: the decode leg may have the body as it came.
-    `whole`: why the turn cannot be split into two legs, empty where it can.
+    `body`: as it came. `fields`: what both legs share, `names` their names in order, and `common` the same as it stands
+    between braces, in pieces; `own`: the client's values of what each leg has for itself. `intact`: the decode leg may
+    have the body as it came. `whole`: why the turn cannot be split into two legs, empty where it can.
     """
 
     __slots__ = (
-        "body", "common", "endpoint", "fields", "intact", "model", "own", "session", "size", "stream", "whole",
+        "body", "common", "endpoint", "fields", "intact", "model", "names", "own", "session", "size", "stream", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +121,7 @@ class Inference:
         whole: str,
         common: list[Value],
         intact: bool,
+        names: tuple[str, ...],
     ) -> None:
         self.endpoint = endpoint
         self.body = body
@@ -127,6 +134,7 @@ class Inference:
         self.whole = whole
         self.common = common
         self.intact = intact
+        self.names = names
 
     @property
     def tells_handle(self) -> bool:
@@ -150,7 +158,7 @@ class Inference:
         """Return the decode leg's body: the client's own values, with `params` as its kv_transfer_params."""
         pieces: list[Value]
         if self.intact:
-            pieces = [memoryview(self.body)[:-1]]
+            pieces = [self.body[:-1] if self.size < COPIED_BELOW_BYTES else memoryview(self.body)[:-1]]
         else:
             decode = _LEGS[self.endpoint].decode
             pieces = [b"{", *self.common, *([b",", *field_pieces(self.own)] if self.own else ()), decode]
@@ -158,11 +166,101 @@ class Inference:
         return pieces
 
 
-_decode_text = msgspec.json.Decoder(str).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+
+
+class _Layout:
+    """What the names of a body's fields say, whatever their values: clients repeat them.
+
+    `usual`: each stands once, and none is left out or refused. `asks`: one may say that the turn cannot be split.
+    `keys`: how each stands in what both legs share, with its comma; empty where it is one leg's own. `names` has both
+    kinds, `shared` the former alone.
+    """
+
+    __slots__ = ("asks", "keys", "names", "shared", "usual")
+
+    def __init__(self, endpoint: Endpoint, names: list[str]) -> None:
+        legs = _LEGS[endpoint]
+        present = set(names)
+        self.names = names
+        self.shared = tuple(name for name in names if name not in legs.own)
+        self.usual = bool(self.shared) and len(present) == len(names) and not legs.decode and not present & _UNUSUAL
+        self.asks = not present.isdisjoint(WHOLE_FIELDS)
+        self.keys: list[bytes] = []
+        comma = b""
+        for name in names:
+            if name in legs.own:
+                self.keys.append(b"")
+            else:
+                self.keys.append(b'%b"%b":' % (comma, name.encode()))
+                comma = b","
+
+
+_SESSION_FIELDS: Final = list(SESSION_FIELDS)
+COPIED_BELOW_BYTES: Final = 16 * 1024
+"""From which size on a body is not copied."""
+
+_UNUSUAL: Final = {*_FOREIGN_FIELDS, "vllm_xargs"}
+MAX_LAYOUTS: Final = 256
+MAX_LAYOUT_BYTES: Final = 1024
+_layouts: dict[tuple[Endpoint, bytes], _Layout] = {}
+"""By endpoint and names. Clients choose these, so only so many are kept."""
+
+
+def _layout_of(endpoint: Endpoint, names: bytes) -> _Layout:
+    layout = _layouts.get((endpoint, names))
+    if layout is None:
+        layout = _Layout(endpoint, msgspec.json.decode(b"[%b]" % names))
+        if len(names) <= MAX_LAYOUT_BYTES:
+            if len(_layouts) >= MAX_LAYOUTS:
+                _layouts.clear()
+            _layouts[endpoint, names] = layout
+    return layout
 
 
 def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
     """Split a request body. Raises RequestError for what no engine should see."""
+    split = split_fields(body)
+    if split is None:
+        return _parse(endpoint, body)
+    names, values = split
+    layout = _layout_of(endpoint, names)
+    return _lay_out(endpoint, body, len(names), values, layout) if layout.usual else _parse(endpoint, body)
+
+
+def _lay_out(endpoint: Endpoint, body: Piece, names_size: int, values: list[Value], layout: _Layout) -> Inference:
+    """Do what `_parse` does, for a body that the layout says enough of."""
+    fields: Fields = {}
+    own: Fields = {}
+    common: list[Value] = []
+    compact = 2 + names_size + len(values)  # two braces, and a colon for each
+    for position, value in enumerate(values):
+        compact += len(value)
+        key = layout.keys[position]
+        if key:
+            fields[layout.names[position]] = value
+            common.append(key)
+            common.append(value)
+        else:
+            own[layout.names[position]] = value
+    whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES) if layout.asks else ""
+    stream = _stream(own)
+    return Inference(
+        endpoint=endpoint,
+        fields=fields,
+        own=own,
+        body=body,
+        model=_model(fields),
+        stream=stream,
+        session=_session(fields),
+        whole=whole,
+        common=common,
+        intact=len(body) == compact,
+        names=layout.shared,
+    )
+
+
+def _parse(endpoint: Endpoint, body: Piece) -> Inference:
     try:
         fields = split_object(body)
     except WireError as error:
@@ -197,6 +295,7 @@ def parse_inference(endpoint: Endpoint, body: Piece) -> Inference:
         # vLLM takes a null model for its default one: keeps the commas right where the client shares no field.
         common=field_pieces(fields) or [b'"model":null'],
         intact=intact,
+        names=tuple(fields),
     )
 
 
@@ -233,11 +332,15 @@ def _model(fields: Fields) -> str | None:
 
 
 def _stream(own: Fields) -> bool:
-    raw = bytes(own.get("stream", Raw(_FALSE)))
-    if raw not in (_TRUE, _FALSE, b"null"):
+    raw = bytes(own.get("stream", _FALSE))
+    if raw not in _STREAMS:
         raise RequestError(HTTPStatus.BAD_REQUEST, "The field 'stream' must be true or false.", param="stream")
     return raw == _TRUE
 
 
 def _session(fields: Fields) -> bytes:
-    return next((bytes(fields[name]) for name in SESSION_FIELDS if name in fields), b"")
+    for name in _SESSION_FIELDS:
+        raw = fields.get(name)
+        if raw is not None:
+            return bytes(raw)
+    return b""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from .fields import Value
 from .reply import Observer, ToolCall, cut_params, given
 from .shapes import MessageBlock, Usage, decode_message
 
-_BEFORE_THE_FIRST_TOKEN = frozenset({"message_start", "ping"})
-_canonical = msgspec.json.Encoder(order="deterministic").encode
+_BEFORE_THE_FIRST_TOKEN: Final = frozenset({"message_start", "ping"})
+_canonical: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 def canonical_input(raw: Value) -> str:

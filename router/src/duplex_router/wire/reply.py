@@ -6,33 +6,29 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 
 from duplex_connector.contract import Params
 
 from .errors import WireError
-from .fields import NULL, Piece, Value, join_object, split_object
-from .params import FINISHED_BY_ERROR, Handle, cut_at_end
+from .fields import NULL, Piece, Value, escaped, is_null, join_object, split_object
+from .params import Handle, read_handle
 from .shapes import Choice, Event, Usage, decode_event
+from .splice import FINISHED_BY_ERROR, cut_at_end
 
 
-def given(value: Raw) -> bool:
-    """Tell whether a field is not null, from its size alone: nothing else that engines write there has this length."""
-    return len(value) != len(NULL)
+def given(value: Value) -> bool:
+    """Tell whether a field is not null."""
+    return not is_null(value)
 
 
-_FIELD = Params.FIELD.encode()
+_FIELD: Final = Params.FIELD.encode()
 
 
-_KEY = b'"%b":' % _FIELD
-_NULL_SIZE = len(NULL)
-_DONE = b"[DONE]"
-# As numbers: to look for bytes in bytes, CPython first tries to take these for a number, and raises and drops an error.
-_QUOTE: Final = ord('"')
-_BACKSLASH: Final = ord("\\")
-_LINE_END: Final = ord("\n")
-_CONTENT_KEY = b'"content":"'
-_TEXT_KEY = b'"text":"'
+_KEY: Final = b'"%b":' % _FIELD
+_decode_text: Final = msgspec.json.Decoder(str).decode
+DONE: Final = b"[DONE]"
+_CONTENT_KEY: Final = b'"content":"'
+_TEXT_KEY: Final = b'"text":"'
 
 
 def cut_params(data: Piece) -> bytes:
@@ -75,16 +71,23 @@ class Reply:
         self.tool_calls: dict[int, ToolCall] = {}
 
     @property
+    def escaped(self) -> bytes:
+        """The reply's content as `fields.escaped` gives it."""
+        text = self._text[0] if len(self._text) == 1 else b"".join(self._text)
+        # What was taken as it stood in JSON may have been no UTF-8.
+        return text if text.isascii() else text.decode("utf-8", "replace").encode()
+
+    @property
     def text(self) -> str:
         """The reply's content; empty where there is none."""
-        return b"".join(self._text).decode("utf-8", "replace")
+        return _decode_text(b'"%b"' % self.escaped)
 
     def say(self, text: str) -> None:
         """Take text that follows what there is."""
-        self._text.append(text.encode("utf-8", "replace"))
+        self._text.append(escaped(text))
 
-    def say_plain(self, text: bytes) -> None:
-        """Take text as it stands in JSON, where that is what it says."""
+    def say_escaped(self, text: bytes) -> None:
+        """Take text as it stands in JSON, where it has no more escapes than it must have."""
         self._text.append(text)
 
     def add(self, choice: Choice) -> None:
@@ -140,11 +143,15 @@ class Observer:
         self.next_sequence = 0
         self.before = self.after = b""
 
+    def see(self, data: bytes, start: int, stop: int) -> bytes | None:
+        """Look at the JSON text between two offsets; return what the client may see instead, None: just that."""
+        seen = data[start:stop]
+        shown = self.pass_on(seen)
+        return None if shown is seen else shown
+
     def pass_on(self, data: bytes) -> bytes:
         """Look at one JSON text of the answer and return it as the client may see it. Raises WireError."""
-        if self.after and self._is_next_text(data):
-            return data
-        if data == _DONE:
+        if data == DONE:
             self.spoke = self.ended = True
             return data
         cut = cut_at_end(data)
@@ -157,7 +164,7 @@ class Observer:
         except (msgspec.DecodeError, RecursionError):
             return self._pass_on_unknown(data)
         self._read(event)
-        if len(event.kv_transfer_params) == _NULL_SIZE:
+        if not given(event.kv_transfer_params):
             self._learn(data, event)
             return data
         self.handle = bytes(event.kv_transfer_params)
@@ -167,10 +174,10 @@ class Observer:
         """Read an event and the handle that was cut from its end; false where that was not the event's own."""
         try:
             event = decode_event(shown)
-            held = Handle(raw)
+            held = read_handle(raw)
         except (msgspec.DecodeError, RecursionError, WireError):
             return False
-        if len(event.kv_transfer_params) != _NULL_SIZE:
+        if given(event.kv_transfer_params):
             return False
         self._read(event)
         self.handle, self.held = raw, held
@@ -183,28 +190,10 @@ class Observer:
                 self.failed = True
         if event.usage is not None:
             self.usage = event.usage
-        if len(event.error) != _NULL_SIZE:
+        if given(event.error):
             self.failed = True
         if not self.spoke:
             self.spoke = _says_something(event)
-
-    def _is_next_text(self, data: bytes) -> bool:
-        """Take an event that is equal to one that was read, but for its text; say whether it is."""
-        start, stop = len(self.before), len(data) - len(self.after)
-        if stop < start or not data.startswith(self.before) or not data.endswith(self.after):
-            return False
-        return self.says(data[start:stop])
-
-    def says(self, text: bytes) -> bool:
-        """Take what stands in place of the last event's text; false where it is not just another text.
-
-        It has no quote, no escape and no line's end, so that it is one string, as the former was: no field can have
-        come or gone. Nearly all events of a stream are so, and this costs a tenth of reading them.
-        """
-        if _QUOTE in text or _BACKSLASH in text or _LINE_END in text:
-            return False
-        self.reply.say_plain(text)
-        return True
 
     def _learn(self, data: bytes, event: Event) -> None:
         """Keep what stands around an event's text, where that is all of it that would differ in another one's place."""
@@ -231,8 +220,8 @@ class Observer:
     def _pass_on_unknown(self, data: bytes) -> bytes:
         """Pass on what is not an event as known here, but never an engine's handle within it."""
         self.spoke = True
-        self.ended = self.ended or data == _DONE
-        if data == _DONE or not may_hold_params(data):
+        self.ended = self.ended or data == DONE
+        if data == DONE or not may_hold_params(data):
             return data
         try:
             return cut_params(data)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from .fields import Fields, join_object, split_object
 from .reply import Observer, ToolCall, cut_params, given
 from .shapes import ResponseItem, Usage, decode_response, decode_response_event
 
-_LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_BEFORE_THE_FIRST_TOKEN = frozenset({"response.created", "response.queued", "response.in_progress"})
-_FAILED = frozenset({"failed", "cancelled"})
+_LAST_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_BEFORE_THE_FIRST_TOKEN: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_FAILED: Final = frozenset({"failed", "cancelled"})
 
 
 class ResponsesObserver(Observer):

@@ -6,15 +6,18 @@ to be changed, is it framed anew. What is not a whole event is kept back, so tha
 
 from __future__ import annotations
 
+from typing import Final
+
 from .body import CRLF, LAST_CHUNK, MAX_SIZE_LINE, BodyReader, chunk, chunk_size
 from .errors import WireError
 from .heads import ResponseHead
 from .reply import Observer
+from .scanner import walk
 
-EVENT_END = b"\n\n"
-_EVENT_AND_CHUNK_END = EVENT_END + CRLF
-MAX_EVENT_BYTES = 16 * 1024 * 1024
-_DATA = b"data: "
+EVENT_END: Final = b"\n\n"
+_AFTER_EVENT: Final = len(EVENT_END + CRLF)
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+_DATA: Final = b"data: "
 
 
 class StreamRelay:
@@ -23,7 +26,7 @@ class StreamRelay:
     `done`: the body is complete. `observer`: what was seen. Raises WireError on broken framing.
     """
 
-    __slots__ = ("_after", "_before", "_carry", "_partial", "_reader", "done", "observer", "surplus")
+    __slots__ = ("_after", "_before", "_carry", "_learnt", "_partial", "_reader", "done", "observer", "surplus")
 
     def __init__(self, head: ResponseHead, observer: Observer) -> None:
         self.observer = observer
@@ -33,6 +36,7 @@ class StreamRelay:
         self._partial = b""  # payload of whole chunks after the last whole event
         self._reader = None if head.chunked else BodyReader(length=head.length)
         self._before = self._after = b""  # what stands around the text of a chunk like the last one
+        self._learnt = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the body and return what the client may have of them."""
@@ -54,12 +58,25 @@ class StreamRelay:
         self.done = True
         return self._finish()
 
-    def _feed_chunks(self, data: bytes) -> bytes:  # noqa: C901, PLR0912 - runs per chunk, where each call counts
+    def _feed_chunks(self, data: bytes) -> bytes:  # noqa: C901, PLR0912 - runs per read, where each call counts
         """Take chunks: those of one whole event go on as they came, each changed or uneven one is framed anew."""
         out: list[bytes] = []
         kept = position = 0  # what lies between the two goes on as it came
         length = len(data)
         while position < length:
+            if not self._partial:
+                position, text, start, stop = walk(data, position, self._before, self._after)
+                if text:
+                    self.observer.reply.say_escaped(text)
+                if start >= 0:
+                    instead = self._see(data, start, stop)
+                    if instead:
+                        out += [data[kept:position], instead]
+                        kept = stop + _AFTER_EVENT
+                    position = stop + _AFTER_EVENT
+                    continue
+                if position >= length:
+                    break
             line_end = data.find(CRLF, position, position + MAX_SIZE_LINE)
             if line_end < 0:
                 if length - position >= MAX_SIZE_LINE:
@@ -79,42 +96,28 @@ class StreamRelay:
                 if size > MAX_EVENT_BYTES:
                     raise WireError("a chunk is too large")
                 break
-            if self._before and not self._partial and self._is_next_text(data, start, stop + 2):
-                position = stop + 2
-                continue
-            payload = data[start:stop]
-            if data[stop - 2 : stop + 2] == _EVENT_AND_CHUNK_END and not self._partial:
-                shown = self._look(payload)
-                self._learn()
-                if shown is not payload:
-                    out += [data[kept:position], chunk(shown)]
-                    kept = stop + 2
-            else:
-                if data[stop : stop + 2] != CRLF:
-                    raise WireError("a chunk does not end where its size says")
-                out += [data[kept:position], self._reframe(payload)]
-                kept = stop + 2
-            position = stop + 2
+            if not data.startswith(CRLF, stop):
+                raise WireError("a chunk does not end where its size says")
+            out += [data[kept:position], self._reframe(data[start:stop])]
+            position = kept = stop + 2
         if position < length:
             self._carry = data[position:]
         if not out:
-            return data[:position]
+            return data if position == length else data[:position]
         out.append(data[kept:position])
         return b"".join(out)
 
-    def _is_next_text(self, data: bytes, start: int, stop: int) -> bool:
-        """Tell whether a chunk, and the line's end after it, is one event like the last but for its text; take that."""
-        before, after = self._before, self._after
-        text_start, text_stop = start + len(before), stop - len(after)
-        if text_stop < text_start or not data.startswith(before, start) or not data.endswith(after, start, stop):
-            return False
-        return self.observer.says(data[text_start:text_stop])
+    def _see(self, data: bytes, start: int, stop: int) -> bytes:
+        """Look at a chunk of one event, its data being between two offsets.
 
-    def _learn(self) -> None:
-        """Keep what a chunk must have around its text to be like the last, where that may be."""
-        before = self.observer.before
-        if before:
-            self._before, self._after = _DATA + before, self.observer.after + _EVENT_AND_CHUNK_END
+        Return the chunk that the client gets instead; empty: it gets it as it came.
+        """
+        observer = self.observer
+        shown = observer.see(data, start, stop)
+        if observer.before is not self._learnt:
+            self._learnt = observer.before
+            self._before, self._after = _DATA + observer.before, observer.after + EVENT_END
+        return b"" if shown is None else chunk(b"".join((_DATA, shown, EVENT_END)))
 
     def _end_of_chunks(self, data: bytes, position: int) -> None:
         """Read the last chunk and its trailer, which starts at `position`."""
@@ -141,10 +144,6 @@ class StreamRelay:
 
     def _look(self, payload: bytes) -> bytes:
         """Show whole events to the observer; return the same object where the client may have them as they are."""
-        if payload.startswith(_DATA) and payload.find(EVENT_END) == len(payload) - 2:
-            seen = payload[6:-2]
-            shown = self.observer.pass_on(seen)
-            return payload if shown is seen else b"%b%b%b" % (_DATA, shown, EVENT_END)
         events = payload.split(EVENT_END)
         shown_events = [self._look_at_lines(event) for event in events]
         return payload if shown_events == events else EVENT_END.join(shown_events)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Raw
+from typing import Final
 
-from .fields import Fields, is_null
+import msgspec
+
+from .fields import Fields, Value, is_null
 from .shapes import decode_typed, decode_types
 
-_FALSE = b"false"
-_ONE = b"1"
-_CLIENT_TOOLS = frozenset({"function", "custom", "namespace"})
+WHOLE_FIELDS: Final = frozenset(
+    {
+        "n",
+        "best_of",
+        "use_beam_search",
+        "prompt_logprobs",
+        "echo",
+        "prompt",
+        "truncate_prompt_tokens",
+        "truncation",
+        "tool_choice",
+        "tools",
+    }
+)
+"""All that `why_whole` looks at: without one of these every request can be split."""
+
+_FALSE: Final = b"false"
+_ONE: Final = b"1"
+_CLIENT_TOOLS: Final = frozenset({"function", "custom", "namespace"})
 
 
 def why_whole(fields: Fields, own: Fields, *, is_messages: bool) -> str:
@@ -22,7 +39,7 @@ def why_whole(fields: Fields, own: Fields, *, is_messages: bool) -> str:
         return "several-sequences"  # all would read one hand-off, and the first frees it
     if _asks(fields, "prompt_logprobs") or _asks(fields, "echo"):
         return "prompt-logprobs"  # these need the whole prompt computed
-    if _has_several_prompts(bytes(memoryview(fields.get("prompt", Raw(b"")))[:64])):
+    if _has_several_prompts(bytes(memoryview(fields.get("prompt", b""))[:64])):
         return "several-prompts"
     if _asks(fields, "truncate_prompt_tokens") or _asks(fields, "truncation", unless=b'"disabled"'):
         return "truncation"  # it leaves room for max_tokens, which differs between the legs: so would their prompts
@@ -44,14 +61,14 @@ def _has_several_prompts(start: bytes) -> bool:
     return start[:1] == b"[" and start[1:].lstrip()[:1] in (b'"', b"[")
 
 
-def _type_of(raw: Raw) -> str | None:
+def _type_of(raw: Value) -> str | None:
     try:
         return decode_typed(raw).type
     except msgspec.DecodeError:
         return None
 
 
-def _types_of(raw: Raw | None) -> set[str]:
+def _types_of(raw: Value | None) -> set[str]:
     """Return the types of a list of tools; what is malformed is for the engines to refuse."""
     if raw is None or is_null(raw):
         return set()
