@@ -42,7 +42,8 @@ def test_every_safety_guard_is_in_the_table() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_a_mutation_has_its_place_and_its_test(mutation: Mutation) -> None:
     changed = mutation.applied_to((ROOT / mutation.file).read_text())
-    ast.parse(changed)
+    if mutation.file.endswith(".py"):
+        ast.parse(changed)
     file, _, test = mutation.test.partition("::")
     defined = {
         node.name
