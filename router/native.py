@@ -106,7 +106,7 @@ def main() -> None:
     *options, folder_name = sys.argv[1:] or [""]
     if options not in ([], ["--scanner"]) or not folder_name:
         sys.exit("usage: python router/native.py [--scanner] FOLDER")
-    folder = Path(folder_name)
+    folder = Path(folder_name).resolve()
     folder.mkdir(parents=True, exist_ok=bool(options))
     try:
         found = [compile_scanner(folder)] if options else compile_into(folder)
