@@ -85,6 +85,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._do(self._disconnect())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -100,6 +101,11 @@ class World:
             on_change=self._changed,
         )
         self._watching = self._loop.create_task(fleets.run())
+
+    async def _disconnect(self) -> None:
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+        await self.client.close()
 
     @property
     def client(self) -> Client:
