@@ -69,9 +69,9 @@ def build(name: str) -> Path:
 def native_router() -> Path:
     """Return a folder with the router compiled as its image has it, compiled anew if its sources have changed."""
     digest = hashlib.sha256(importlib.metadata.version("mypy").encode())
-    parts = ("router/native.py", "router/src", "connector/src", "operator/src/duplex_kube")
+    parts = ("router/native.py", "router/csrc", "router/src", "connector/src", "operator/src/duplex_kube")
     for part in (REPOSITORY / each for each in parts):
-        for source in sorted(part.rglob("*.py")) or [part]:
+        for source in sorted(each for each in part.rglob("*") if each.suffix in {".py", ".c", ".h"}) or [part]:
             digest.update(source.read_bytes())
     folder = _folder() / f"native-{digest.hexdigest()[:16]}"
     if not folder.exists():
