@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from duplex_router.wire.errors import WireError
+from duplex_router.wire.events import EventObserver
 from duplex_router.wire.params import MISS, decode_alone, lease_body, read_handle, renewals
-from duplex_router.wire.prefill import hand_off_to_decode, read_prefill_answer
+from duplex_router.wire.prefill import _parse_prefill_answer, hand_off_to_decode, read_prefill_answer
+from duplex_router.wire.reply import Observer
 
 from .handles import handle_fields
 
@@ -58,6 +60,37 @@ def test_a_handle_needs_what_every_pull_needs(missing: str) -> None:
     del fields[missing]
     with pytest.raises(WireError):
         read_handle(json.dumps(fields).encode())
+
+
+NO_TEXT = b'"\xc2,\x80"'
+"""A name as it may stand in JSON's place for one, of bytes that are no UTF-8."""
+
+
+def named(fields: dict[str, Any], where: str) -> bytes:
+    """Return fields as JSON with that name put in at the top, in their `duplex` object, or deeper."""
+    fields = {**fields, "duplex": {"step": 64}, "x": {"y": 1}}
+    raw = json.dumps(fields, separators=(",", ":")).encode()
+    before = {"top": b"{", "own": b'"duplex":{', "deep": b'"x":{'}[where]
+    return raw.replace(before, before + NO_TEXT + b":1,", 1)
+
+
+@pytest.mark.parametrize("where", ["top", "own", "deep"])
+def test_a_handle_that_could_not_be_split_later_is_refused_when_it_is_read(where: str) -> None:
+    raw = named(handle_fields(), where)
+    with pytest.raises(WireError):
+        read_handle(raw)
+    data = b'{"choices":[],"kv_transfer_params":%b}' % raw
+    for observer in (EventObserver(), Observer()):
+        shown = observer.see(data, 0, len(data))
+        assert (shown, observer.held, observer.handle) == (b'{"choices":[],"kv_transfer_params":null}', None, raw)
+
+
+@pytest.mark.parametrize("where", ["top", "own", "deep"])
+def test_a_hand_off_that_could_not_be_split_later_is_refused_when_it_is_read(where: str) -> None:
+    body = b'{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":%b}' % named(handle_fields(), where)
+    for read in (read_prefill_answer, _parse_prefill_answer):
+        with pytest.raises(WireError):
+            read(body)
 
 
 def test_trimming_cuts_count_and_blocks_together() -> None:

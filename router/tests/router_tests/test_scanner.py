@@ -150,6 +150,7 @@ def offered(observer: Observer) -> Any:
 @example(b'{"choices":[{"delta":{"content":"\xff"}}]}')
 @example(b'{"error":{},"choices":[]}')
 @example(b'{"kv_transfer_params":{},"choices":[]}')
+@example(b'{"kv_transfer_params":%b}' % json.dumps(handle_fields()).encode().replace(b"{", b'{"x":{"\xc2,\x80":1},', 1))
 def test_an_event_says_the_same_however_it_is_read(data: bytes) -> None:
     assert seen(EventObserver(), data) == seen(Observer(), data)
 

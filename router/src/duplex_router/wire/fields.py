@@ -46,6 +46,20 @@ def split_object(data: Piece) -> Fields:
         raise WireError(f"not a JSON object: {error}") from error
 
 
+def is_text(data: bytes) -> bool:
+    """Tell whether bytes are UTF-8. JSON that is kept must be, for what splits it later reads every name.
+
+    Who reads JSON for a few names passes over all others, whatever their bytes are.
+    """
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class _Keys(dict[str, bytes]):
     """Names as they stand in JSON, with their colon. Clients choose names, so only so many are kept."""
 

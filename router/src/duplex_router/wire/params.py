@@ -17,7 +17,7 @@ from duplex_connector.contract import LEASE_MODEL, Duplex, Params
 from duplex_connector.proof import Reason
 
 from .errors import WireError
-from .fields import Value, join_object, split_object
+from .fields import Value, is_text, join_object, split_object
 from .plans import (
     HANDLE_BLOCK_IDS,
     HANDLE_ENGINE_ID,
@@ -158,7 +158,9 @@ class Handle:
 
 
 def read_handle(raw: bytes) -> Handle:
-    """Read a handle. Raises WireError where a key is missing that every pull needs."""
+    """Read a handle. Raises WireError where it is no text, or a key is missing that every pull needs."""
+    if not is_text(raw):
+        raise WireError("not a handle: not UTF-8")
     try:
         keys, own, at = read_params(raw, decode_handle)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -189,8 +191,11 @@ def told_handle(data: bytes, found: list[Any], at: int) -> Handle | None:
         if not math.isfinite(expiry):
             return None
     own = at + HANDLE_OWN
+    raw = data[start:stop]
+    if not is_text(raw):
+        return None
     return Handle(
-        data[start:stop],
+        raw,
         found[at + HANDLE_REQUEST_ID],
         found[at + HANDLE_ENGINE_ID],
         found[at + HANDLE_TOKENS],

@@ -9,7 +9,7 @@ import msgspec
 from duplex_connector.contract import Duplex, Params
 
 from .errors import WireError
-from .fields import is_null, join_object, split_object
+from .fields import is_null, is_text, join_object, split_object
 from .plans import (
     OWN_COMPUTED,
     OWN_LOCAL,
@@ -134,6 +134,8 @@ def _told_prefill(body: bytes, found: list[Any]) -> PrefillAnswer:
     if start is not None:
         stop: int = found[PREFILL_PARAMS_STOP]
         hand_off = body[start:stop]
+        if not is_text(hand_off):
+            raise WireError("what is handed off is no UTF-8")
         own_at = told_own_at(body, found, PREFILL_OWN, start, stop)
     return PrefillAnswer(
         failed=failed,
@@ -160,6 +162,8 @@ def _told_report(found: list[Any], own: int) -> Report | None:
 
 
 def _prefill_answer(answer: PrefillBody, params: bytes) -> PrefillAnswer:
+    if not is_text(params):
+        raise WireError("what is handed off is no UTF-8")
     told, own, at = read_params(params, decode_engine_params) if params else (EngineParams(), None, 0)
     report = None
     if own is not None:
