@@ -79,6 +79,7 @@ class Reflector(Generic[Record]):
 
     async def run(self) -> None:
         """Keep the copy true until cancelled."""
+        self._heard = self._clock()
         failures = 0
         while True:
             events_before = self._events

@@ -1,4 +1,4 @@
-"""One operator process: probes, election, and while leading the watches, the queue and the workers."""
+"""One operator process: probes, election and the watches, and while leading the queue and the workers."""
 
 import asyncio
 import logging
@@ -56,12 +56,16 @@ class Host:
         self._stats_reader = stats_reader
         self._clock = clock
         self._beat = clock.now()
-        self._children: Children | None = None
+        self._leading = False
+        self._servings = Servings()
+        self._children = Children(api, settings.namespaces, clock, self._changed, nodes=settings.watch_nodes)
+        self._resync = Resync(api, settings.namespaces, self._servings, self._changed, clock)
         lease = LeaseSettings(settings.lease_namespace, settings.lease_name, settings.identity)
         self._election = LeaderElection(api, lease, clock)
         self.health.add_limit("event loop", lambda: clock.now() - self._beat, 30, "it has not run")
         self.health.add_limit("reconcile", self.queue.longest_held, 180, "one serving has been worked on")
         self.health.add_limit("queue", self.queue.longest_wait, 600, "a serving has waited for a worker")
+        self.health.add("watch of servings", self._resync.problem)
 
     async def run(self) -> None:
         """Take part until ``stop`` is set; raises what ended the work otherwise."""
@@ -69,32 +73,45 @@ class Host:
         async with serve(self.health, self.metrics, self._refresh, settings.health_host, settings.health_port) as port:
             log.info("probes and metrics on port %d", port)
             beating = asyncio.create_task(self._heart())
+            watching = asyncio.create_task(self.watch())
             taking_part = asyncio.create_task(self._election.run(self.lead))
             stopping = asyncio.create_task(self.stop.wait())
             self.health.ready = True
-            tasks = {beating, taking_part, stopping}
+            tasks = {beating, watching, taking_part, stopping}
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 log.info("ending")
+                # The work ends, and gives the Lease up, before what it works on: kopf's end cancels other tasks too.
+                taking_part.cancel()
+                await asyncio.wait({taking_part})
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
                 log.info("ended")
-        for task in (taking_part, beating):
+        for task in (taking_part, watching, beating):
             if not task.cancelled():
                 task.result()
 
+    async def watch(self) -> None:
+        """Keep the picture of the cluster true until cancelled, leader or not: whoever takes over knows everything."""
+        await wait_for_kind(self._api, self._settings.namespaces, self._clock)
+        self.health.add_limit("watches", self._oldest_watch, 600, "a watch has heard nothing")
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._children.reflectors:
+                group.create_task(reflector.run())
+            # Decisions on half a picture would be wrong ones: of servings nobody hears before all else has been listed.
+            await self._children.synced()
+            group.create_task(self._watch_servings())
+            group.create_task(self._resync.run())
+
     async def lead(self, leadership: Leadership) -> None:
-        """Do a leader's work until cancelled."""
+        """Do a leader's work until cancelled, on what ``watch`` sees."""
         settings, clock = self._settings, self._clock
         api = self._api.guarded(leadership.check)
-        await wait_for_kind(api, settings.namespaces, clock)
-        servings = Servings()
-        children = self._children = Children(api, settings.namespaces, clock, self._changed, nodes=settings.watch_nodes)
         reconciler = Reconciler(
-            servings=servings,
-            children=children,
+            servings=self._servings,
+            children=self._children,
             stats=RouterStatsCache(self._stats_reader, clock),
             writer=Writer(api, clock, self.metrics, settings.identity),
             context=RenderContext(
@@ -107,19 +124,18 @@ class Host:
             clock=clock,
             term=leadership.term,
         )
-        resync = Resync(api, settings.namespaces, servings, self._changed, clock)
-        self.health.add("watch of servings", resync.problem)
-        self.health.add_limit("watches", self._oldest_watch, 600, "a watch has heard nothing")
-        async with asyncio.TaskGroup() as group:
-            for reflector in children.reflectors:
-                group.create_task(reflector.run())
-            # Decisions on half a picture would be wrong ones: nobody works before everything has been listed.
-            await children.synced()
-            group.create_task(self._watch_servings(servings))
-            group.create_task(resync.run())
-            group.create_task(Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers))
+        await self._children.synced()
+        self._leading = True
+        try:
+            for key in sorted({*self._servings, *self._children}, key=self._servings.acted_on):
+                self.queue.add(key)
+            await Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers)
+        finally:
+            self._leading = False
 
-    async def _watch_servings(self, servings: Servings) -> None:
+    async def _watch_servings(self) -> None:
+        servings = self._servings
+
         def on_event(event: kopf.RawEvent) -> None:
             obj = cast("KubeObject", event["object"])
             if event["type"] == "DELETED":
@@ -149,7 +165,8 @@ class Host:
             await asyncio.wait({watching})
 
     def _changed(self, key: Key) -> None:
-        self.queue.add_after(key, DEBOUNCE_SECONDS)
+        if self._leading:
+            self.queue.add_after(key, DEBOUNCE_SECONDS)
 
     async def _heart(self) -> None:
         while True:
@@ -157,7 +174,7 @@ class Host:
             await self._clock.sleep(1)
 
     def _oldest_watch(self) -> float:
-        return max((reflector.age() for reflector in self._children.reflectors), default=0.0) if self._children else 0.0
+        return max(reflector.age() for reflector in self._children.reflectors)
 
     def _refresh(self) -> None:
         metrics, queue = self.metrics, self.queue
@@ -165,6 +182,5 @@ class Host:
         metrics.queue_depth.set(queue.depth)
         metrics.queue_wait.set(queue.longest_wait())
         metrics.in_flight.set(queue.longest_held())
-        if self._children is not None:
-            for reflector in self._children.reflectors:
-                metrics.watch_age.labels(reflector.resource.plural).set(reflector.age())
+        for reflector in self._children.reflectors:
+            metrics.watch_age.labels(reflector.resource.plural).set(reflector.age())

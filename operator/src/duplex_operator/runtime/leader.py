@@ -72,6 +72,7 @@ class LeaderElection:
         self._clock = clock
         self._seen: tuple[str, str] | None = None  # holder and renewTime, as last seen
         self._seen_at = 0.0
+        self._free_at = float("inf")  # when the holder's lease runs out, unless it renews
 
     async def run(self, work: Callable[[Leadership], Awaitable[None]]) -> None:
         """Wait to become leader, do ``work`` while being it, release the Lease when ``work`` ends or we are cancelled.
@@ -106,9 +107,11 @@ class LeaderElection:
                 term = None
             if term is not None:
                 return Leadership(self._clock, term, started + self._settings.renew_deadline)
-            await self._clock.sleep(self._settings.retry)
+            until_free = max(0.0, self._free_at - self._clock.now())
+            await self._clock.sleep(min(self._settings.retry, until_free))
 
     async def _try_acquire(self) -> int | None:
+        self._free_at = float("inf")
         try:
             lease = await self._api.get(LEASES, self._settings.namespace, self._settings.name)
         except NotFoundError:
@@ -120,6 +123,7 @@ class LeaderElection:
             self._seen, self._seen_at = (holder, renewed), self._clock.now()
         duration = float(spec.get("leaseDurationSeconds") or self._settings.duration)
         if holder and self._clock.now() < self._seen_at + duration:
+            self._free_at = self._seen_at + duration
             return None
         term = int(spec.get("leaseTransitions") or 0) + 1
         taken = self._lease(term) | {"metadata": lease["metadata"]}

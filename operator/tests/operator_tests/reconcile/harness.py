@@ -86,7 +86,27 @@ class World:
                 host.stop.set()
                 await running
 
-    def host(self, client: Client, identity: str, **settings: Any) -> Host:
+    @asynccontextmanager
+    async def second_operator(self, identity: str) -> AsyncIterator[Host]:
+        """Run another operator, in a thread of its own: kopf, when it ends, cancels what began after it in its loop."""
+        started: asyncio.Queue[tuple[asyncio.AbstractEventLoop, Host]] = asyncio.Queue()
+        here = asyncio.get_running_loop()
+
+        async def run() -> None:
+            async with await connect(self._kubeconfig, user_agent="duplex-operator") as own:
+                host = self.host(own, identity, Routers(own, self.namespace))
+                here.call_soon_threadsafe(started.put_nowait, (asyncio.get_running_loop(), host))
+                await host.run()
+
+        running = asyncio.create_task(asyncio.to_thread(asyncio.run, run()))
+        loop, host = await started.get()
+        try:
+            yield host
+        finally:
+            loop.call_soon_threadsafe(host.stop.set)
+            await running
+
+    def host(self, client: Client, identity: str, routers: Routers | None = None, **settings: Any) -> Host:
         """Make an operator on a given client."""
         values: dict[str, Any] = {
             "router_image": "duplex.local/router:dev",
@@ -100,7 +120,7 @@ class World:
             settings=Settings(**(values | settings)),
             api=client,
             credentials=client.credentials,
-            stats_reader=self.routers,
+            stats_reader=routers or self.routers,
             clock=SystemClock(),
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -378,7 +379,7 @@ async def _lose_the_lease(world: World) -> None:
 
 
 async def test_two_operators_one_namespace_one_writer(world: World, control_plane: ControlPlane) -> None:
-    async with world.operator("operator-a") as first, world.operator("operator-b") as second:
+    async with world.operator("operator-a") as first, world.second_operator("operator-b") as second:
 
         async def one_leads() -> bool:
             return (first._election.leadership is None) != (second._election.leadership is None)
@@ -387,6 +388,28 @@ async def test_two_operators_one_namespace_one_writer(world: World, control_plan
         await world.put(a_serving("chat", world.namespace))
         await world.rolled_out("chat")
         assert await one_leads()
+
+
+async def test_who_stands_by_sees_everything_and_does_nothing_until_it_leads(world: World) -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600, "leaseTransitions": 1, "renewTime": now}
+    metadata = {"name": "duplex-operator", "namespace": world.namespace}
+    lease = await world.client.create({"metadata": metadata, "spec": spec}, LEASES)
+    async with world.operator("operator-a") as host:
+        for name in ("chat", "code"):
+            await world.put(a_serving(name, world.namespace))
+
+        async def known() -> bool:
+            return set(host._servings) == {(world.namespace, "chat"), (world.namespace, "code")}
+
+        await eventually(known)
+        await asyncio.sleep(1)
+        assert await world.names(CONFIG_MAPS, "chat") == set()
+        assert host.queue.depth == 0
+        lease["spec"]["holderIdentity"] = ""
+        await world.client.replace(lease, LEASES)
+        for name in ("chat", "code"):
+            await world.rolled_out(name)
 
 
 async def test_an_operator_killed_at_any_write_leaves_what_the_next_one_finishes(
@@ -415,10 +438,12 @@ async def _a_life_of(world: World, kubeconfig: Path, *, writes: int, identity: s
 
     async with await connect(kubeconfig, user_agent="duplex-operator") as own:
         host = world.host(own, identity)
+        watching = asyncio.create_task(host.watch())
         leading = asyncio.create_task(host.lead(_Fenced(guard)))
         await asyncio.wait({leading}, timeout=20)
-        leading.cancel()
-        await asyncio.wait({leading})
+        for task in (leading, watching):
+            task.cancel()
+        await asyncio.wait({leading, watching})
 
 
 class _Fenced:

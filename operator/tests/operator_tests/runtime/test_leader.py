@@ -107,6 +107,36 @@ async def test_a_killed_leader_is_followed_after_the_lease_has_run_out_and_not_b
     assert second.working
 
 
+async def test_who_stands_by_takes_over_in_the_moment_that_the_lease_runs_out(world: World) -> None:
+    first = await world.stand("a")
+    await world.clock.advance(0.5)
+    second = await world.stand("b")  # looks half a second after each renewal, and so saw the last one at 1004.5
+    await world.clock.advance(4)
+    first.cut_off = True
+    await world.clock.advance(14.9)
+    assert not second.working
+    await world.clock.advance(0.2)
+    assert second.working
+
+
+async def test_a_lease_that_cannot_be_read_is_asked_for_every_two_seconds(world: World) -> None:
+    await world.stand("a")
+    second = await world.stand("b")
+    await world.clock.advance(4)
+    asked = 0
+
+    def away(_verb: str, _plural: str, _name: str) -> None:
+        nonlocal asked
+        asked += 1
+        assert asked < 100
+        raise TransientError("away")
+
+    world.api.cluster.before = away
+    await world.clock.advance(20)
+    assert not second.working
+    assert asked >= 10
+
+
 async def test_a_leader_that_cannot_renew_stops_before_another_may_start(world: World) -> None:
     first = await world.stand("a")
     assert first.task is not None
