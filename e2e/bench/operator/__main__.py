@@ -76,7 +76,7 @@ class Bench:
             if operator.process.poll() is not None:
                 self.figures["createRestarts"] = self.figures.get("createRestarts", 0) + 1
                 operator = restart()
-            count = sum(reason == "Serving" for reason in self.world.conditions().values())
+            count = self.world.serving()
             if count >= shown + len(self.keys) // 10:
                 shown = count
                 self.progress.say(f"{count} servings are Ready")

@@ -78,6 +78,7 @@ class World:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _told: dict[tuple[Key, int], float] = field(default_factory=dict)
     _client: Client | None = None
+    _readiness: Reflector[str] | None = None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -100,11 +101,15 @@ class World:
             trim=_told_ttl,
             on_change=self._changed,
         )
-        self._watching = self._loop.create_task(fleets.run())
+        self._readiness = Reflector(
+            self._client, SERVINGS, Selection(), trim=_reason_of_ready, on_change=lambda _change: None
+        )
+        self._watching = [self._loop.create_task(each.run()) for each in (fleets, self._readiness)]
 
     async def _disconnect(self) -> None:
-        self._watching.cancel()
-        await asyncio.wait({self._watching})
+        for task in self._watching:
+            task.cancel()
+        await asyncio.wait(self._watching)
         await self.client.close()
 
     @property
@@ -143,23 +148,16 @@ class World:
         """Return when a serving's routers were told this TTL; None: not yet."""
         return self._told.get((key, ttl))
 
-    def conditions(self) -> dict[Key, str]:
-        """Return the reason of each serving's Ready."""
+    def serving(self) -> int:
+        """Return how many servings are Ready."""
+        if self._readiness is None:
+            raise RuntimeError("only within the context")
+        return sum(reason == "Serving" for reason in list(self._readiness.records.values()))
 
-        async def read() -> dict[Key, str]:
-            found: dict[Key, str] = {}
-            token = ""
-            while True:
-                page = await self.client.list(SERVINGS, Selection(), continue_token=token)
-                for item in page.items:
-                    metadata, listed = item["metadata"], (item.get("status") or {}).get("conditions") or []
-                    reason = next((each["reason"] for each in listed if each["type"] == "Ready"), "")
-                    found[metadata["namespace"], metadata["name"]] = reason
-                token = page.continue_token
-                if not token:
-                    return found
 
-        return self._do(read())
+def _reason_of_ready(obj: KubeObject) -> str:
+    listed = (obj.get("status") or {}).get("conditions") or []
+    return next((str(each["reason"]) for each in listed if each["type"] == "Ready"), "")
 
 
 def _told_ttl(config_map: KubeObject) -> int:
