@@ -44,8 +44,10 @@ class Label:
 
 
 class Annotation:
-    """Annotation keys on engine pods."""
+    """Annotation keys on engine pods, but for the first, which is on all that a serving owns."""
 
+    APPLIED: Final = "duplex.dev/applied"
+    """Digest of what the operator applied last: one that starts anew leaves alone what stands as it was applied."""
     DRAINING: Final = "duplex.dev/draining-since"
     """When the operator began to take the engine out of use."""
     DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"

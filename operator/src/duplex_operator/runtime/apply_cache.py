@@ -5,6 +5,8 @@ import json
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
+from duplex_connector.contract import Annotation
+
 Key = TypeVar("Key", bound=Hashable)
 
 # Written by others as a matter of course: no sign that somebody changed what we applied.
@@ -27,6 +29,33 @@ def fingerprint(obj: dict[str, Any]) -> str:
     return digest([metadata, rest])
 
 
+def stamped(desired: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with the digest of itself among its annotations, for whoever leads next: see ``stands``."""
+    metadata = desired["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), Annotation.APPLIED: digest(desired)}
+    return {**desired, "metadata": {**metadata, "annotations": annotations}}
+
+
+def stands(desired: dict[str, Any], observed: dict[str, Any]) -> bool:
+    """Tell of an object that another process applied whether applying it would change nothing.
+
+    It was applied last as it is desired (so nothing of what we applied would have to go), and has all of it still.
+    What the server writes in another form (a quantity) counts as changed, which costs an apply.
+    """
+    annotations = observed["metadata"].get("annotations") or {}
+    return annotations.get(Annotation.APPLIED) == digest(desired) and _covers(observed, desired)
+
+
+def _covers(observed: object, desired: object) -> bool:
+    if isinstance(desired, dict):
+        return isinstance(observed, dict) and all(
+            key in observed and _covers(observed[key], value) for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return isinstance(observed, list) and len(observed) == len(desired) and all(map(_covers, observed, desired))
+    return observed == desired
+
+
 class ApplyCache(Generic[Key]):
     """Remembers per object the digest of what was desired and the fingerprint of what the server made of it.
 
@@ -39,6 +68,14 @@ class ApplyCache(Generic[Key]):
     def is_current(self, key: Key, desired: dict[str, Any], observed_fingerprint: str | None) -> bool:
         """Tell whether ``desired`` was the last thing applied to ``key`` and is unchanged on the server."""
         return observed_fingerprint is not None and self._entries.get(key) == (digest(desired), observed_fingerprint)
+
+    def knows(self, key: Key) -> bool:
+        """Tell whether anything was applied to ``key`` or adopted."""
+        return key in self._entries
+
+    def adopt(self, key: Key, desired: dict[str, Any], observed_fingerprint: str) -> None:
+        """Remember an object that ``stands``."""
+        self._entries[key] = (digest(desired), observed_fingerprint)
 
     def record(self, key: Key, desired: dict[str, Any], answer: dict[str, Any]) -> None:
         """Remember what the server answered to an apply."""

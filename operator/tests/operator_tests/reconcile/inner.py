@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from duplex_connector.contract import Annotation
 from duplex_kube.api import DEPLOYMENTS, KubeObject
 from duplex_operator.reconcile.children import Children
 from duplex_operator.reconcile.kinds import SERVINGS
@@ -119,6 +120,8 @@ def content(cluster: Cluster) -> dict[str, Any]:
         if plural in {"leases", "events", SERVINGS.plural}:
             continue
         metadata = {k: v for k, v in obj["metadata"].items() if k not in {"uid", "resourceVersion", "generation"}}
+        # A digest of what was applied, its owner's uid included, which is another in another cluster.
+        metadata["annotations"] = {k: v for k, v in metadata.get("annotations", {}).items() if k != Annotation.APPLIED}
         body = {k: v for k, v in obj.items() if k not in {"metadata", "status"}}
         if name.endswith("-fleet"):
             document = json.loads(body["data"]["fleet.json"])
