@@ -43,7 +43,8 @@ def stands(desired: dict[str, Any], observed: dict[str, Any]) -> bool:
     What the server writes in another form (a quantity) counts as changed, which costs an apply.
     """
     annotations = observed["metadata"].get("annotations") or {}
-    return annotations.get(Annotation.APPLIED) == digest(desired) and _covers(observed, desired)
+    content = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}  # no list tells these
+    return annotations.get(Annotation.APPLIED) == digest(desired) and _covers(observed, content)
 
 
 def _covers(observed: object, desired: object) -> bool:

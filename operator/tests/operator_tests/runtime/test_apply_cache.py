@@ -33,12 +33,17 @@ def test_status_and_the_servers_bookkeeping_are_no_change() -> None:
 
 
 PODS = {"containers": [{"name": "c", "image": "i", "args": ["a", "b"]}], "volumes": [{"name": "v", "emptyDir": {}}]}
-CHILD: dict[str, Any] = {"metadata": {"name": "d", "annotations": {"a": "b"}}, "spec": {"replicas": 1, "pods": PODS}}
+CHILD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "D",
+    "metadata": {"name": "d", "annotations": {"a": "b"}},
+    "spec": {"replicas": 1, "pods": PODS},
+}
 
 
 def served(**changes: Any) -> dict[str, Any]:
-    """Return what a server makes of it: more in every object, but not in a list."""
-    made = stamped(CHILD)
+    """Return what a server lists of it: more in every object, but not in a list, and no kind."""
+    made = {key: value for key, value in stamped(CHILD).items() if key not in ("apiVersion", "kind")}
     container = {**PODS["containers"][0], "terminationMessagePath": "/dev/log"}
     pods = {**PODS, "containers": [container], "restartPolicy": "Always"}
     metadata = {**made["metadata"], "uid": "u", "resourceVersion": "5"}
