@@ -29,6 +29,7 @@ EDITS: Final = 200
 IDLE_SECONDS: Final = 120.0
 PATIENCE_SECONDS: Final = 3600.0
 AFTERMATH_SECONDS: Final = 20.0
+REST_SECONDS: Final = 10.0
 STANDING_BY_SECONDS: Final = 10.0
 
 
@@ -92,10 +93,21 @@ class Bench:
         return [key for key in self.keys if not key[1].startswith(SICK)]
 
     def start(self, operator: Operator) -> None:
-        """Start an operator on what runs already, until it has looked at everything and nothing waits."""
-        began = time.monotonic()
-        wait_for(lambda: operator.steady(len(self.keys)), PATIENCE_SECONDS, "a steady operator")
-        self.figures["startSeconds"] = time.monotonic() - began
+        """Start an operator on what runs already, until it has looked at everything and neither waits nor writes."""
+        began = changed = time.monotonic()
+        written = 0.0
+
+        def rests() -> bool:
+            nonlocal changed, written
+            time.sleep(0.4)
+            now, wrote = time.monotonic(), operator.metric("writes_total")
+            if wrote != written or not operator.steady(len(self.keys)):
+                changed, written = now, wrote
+            return now - changed >= REST_SECONDS
+
+        wait_for(rests, PATIENCE_SECONDS, "a steady operator")
+        self.figures["startSeconds"] = changed - began
+        self.figures["startWrites"] = written
         self.figures["startCpuSeconds"] = operator.cpu_seconds()
         self.progress.say(f"an operator that starts is steady after {self.figures['startSeconds']:.1f} s")
 
@@ -136,7 +148,7 @@ class Bench:
         began = time.monotonic()
         self.world.cluster.restart("kube-apiserver")
         self.figures["apiServerGoneSeconds"] = time.monotonic() - began
-        self.figures["editAfterRestart"] = self._edit(self._well()[0])
+        self.figures["editAfterRestart"] = self._edit(self._well()[0], seconds=300)
         self.progress.say(f"after a restart of the API server an edit takes {self.figures['editAfterRestart']:.2f} s")
 
     def failover(self, leader: Operator, other: Operator) -> None:
