@@ -94,19 +94,19 @@ class Host:
                 task.result()
 
     async def watch(self) -> None:
-        """Keep the picture of the cluster true until cancelled, leader or not: whoever takes over knows everything."""
+        """Keep the picture of all children and pods true until cancelled, leader or not: who takes over has it."""
         await wait_for_kind(self._api, self._settings.namespaces, self._clock)
         self.health.add_limit("watches", self._oldest_watch, 600, "a watch has heard nothing")
         async with asyncio.TaskGroup() as group:
             for reflector in self._children.reflectors:
                 group.create_task(reflector.run())
-            # Decisions on half a picture would be wrong ones: of servings nobody hears before all else has been listed.
-            await self._children.synced()
-            group.create_task(self._watch_servings())
-            group.create_task(self._resync.run())
 
     async def lead(self, leadership: Leadership) -> None:
-        """Do a leader's work until cancelled, on what ``watch`` sees."""
+        """Do a leader's work until cancelled, on what ``watch`` sees.
+
+        Servings are watched by the leader alone: kopf, when it ends, cancels all that began after it in its loop, and
+        the election must not be among that.
+        """
         settings, clock = self._settings, self._clock
         api = self._api.guarded(leadership.check)
         reconciler = Reconciler(
@@ -124,14 +124,13 @@ class Host:
             clock=clock,
             term=leadership.term,
         )
+        # Decisions on half a picture would be wrong ones: nobody works before everything has been listed.
         await self._children.synced()
         self._leading = True
-        try:
-            for key in sorted({*self._servings, *self._children}, key=self._servings.acted_on):
-                self.queue.add(key)
-            await Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers)
-        finally:
-            self._leading = False
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_servings())
+            group.create_task(self._resync.run())
+            group.create_task(Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers))
 
     async def _watch_servings(self) -> None:
         servings = self._servings

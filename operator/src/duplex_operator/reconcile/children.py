@@ -1,7 +1,7 @@
 """The children and pods of all servings, kept by watches and found by their serving."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,9 +78,6 @@ class Children:
                     Reflector(api, resource, place, trim=trim, on_change=self._child_changed, **times)
                 )
             self.reflectors.append(Reflector(api, PODS, place, trim=_pod, on_change=self._pod_changed, **times))
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter({*self._children, *self._pods})
 
     async def synced(self) -> None:
         """Wait until everything has been listed once."""

@@ -26,13 +26,6 @@ class Servings:
         """Return the newest object, which must not be changed; None if there is none."""
         return self._objects.get(key)
 
-    def acted_on(self, key: Key) -> bool:
-        """Tell whether an operator has seen what a serving now asks for; false: somebody waits for that."""
-        obj = self._objects.get(key)
-        if obj is None:
-            return True
-        return bool((obj.get("status") or {}).get("observedGeneration") == obj["metadata"].get("generation"))
-
     def put(self, obj: KubeObject) -> bool:
         """Take an object over unless a newer one is known; tell whether anything but its status differs.
 

@@ -111,26 +111,27 @@ async def test_two_operators_one_namespace_one_writer(world: World, control_plan
         assert await one_leads()
 
 
-async def test_who_stands_by_sees_everything_and_does_nothing_until_it_leads(world: World) -> None:
+async def test_who_stands_by_sees_all_children_and_does_nothing_until_it_leads(world: World) -> None:
+    async with world.operator():
+        await world.put(a_serving("chat", world.namespace))
+        await world.rolled_out("chat")
+    lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600, "leaseTransitions": 1, "renewTime": now}
-    metadata = {"name": "duplex-operator", "namespace": world.namespace}
-    lease = await world.client.create({"metadata": metadata, "spec": spec}, LEASES)
-    async with world.operator("operator-a") as host:
-        for name in ("chat", "code"):
-            await world.put(a_serving(name, world.namespace))
+    lease["spec"] |= {"holderIdentity": "somebody", "leaseDurationSeconds": 3600, "renewTime": now}
+    lease = await world.client.replace(lease, LEASES)
+    async with world.operator("operator-b") as host:
 
         async def known() -> bool:
-            return set(host._servings) == {(world.namespace, "chat"), (world.namespace, "code")}
+            return len(host._children.of((world.namespace, "chat"))) > 5
 
         await eventually(known)
+        await world.put(a_serving("code", world.namespace))
         await asyncio.sleep(1)
-        assert await world.names(CONFIG_MAPS, "chat") == set()
+        assert await world.names(CONFIG_MAPS, "code") == set()
         assert host.queue.depth == 0
         lease["spec"]["holderIdentity"] = ""
         await world.client.replace(lease, LEASES)
-        for name in ("chat", "code"):
-            await world.rolled_out(name)
+        await world.rolled_out("code")
 
 
 async def test_an_operator_killed_at_any_write_leaves_what_the_next_one_finishes(

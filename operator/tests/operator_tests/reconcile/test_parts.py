@@ -36,15 +36,6 @@ def test_a_status_write_of_our_own_is_no_work_and_an_edit_is() -> None:
     assert servings.put(serving(4, generation=2, uid="another"))
 
 
-def test_an_edit_that_no_operator_has_seen_is_told_from_what_is_acted_on() -> None:
-    servings = Servings()
-    assert servings.acted_on(KEY)
-    servings.put(serving(1, generation=2, status={"observedGeneration": 1}))
-    assert not servings.acted_on(KEY)
-    servings.put(serving(2, generation=2, status={"observedGeneration": 2}))
-    assert servings.acted_on(KEY)
-
-
 def test_a_late_event_does_not_bring_an_old_state_back() -> None:
     servings = Servings()
     servings.put(serving(10, generation=2))
