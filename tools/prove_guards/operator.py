@@ -9,6 +9,24 @@ _TESTS = "operator/tests/operator_tests/plan"
 
 MUTATIONS = (
     Mutation(
+        "no change stands",
+        "an operator that starts believes what another says that it applied",
+        "operator/src/duplex_operator/runtime/apply_cache.py",
+        " == wanted and _covers(observed, _content(desired)):",
+        " == wanted:",
+        "operator/tests/operator_tests/runtime/test_apply_cache.py"
+        "::test_what_was_changed_or_taken_away_since_does_not_stand",
+    ),
+    Mutation(
+        "no change stands",
+        "what is not desired any longer stays",
+        "operator/src/duplex_operator/runtime/apply_cache.py",
+        "_has_applied(observed) == wanted and _covers",
+        "_covers",
+        "operator/tests/operator_tests/runtime/test_apply_cache.py"
+        "::test_what_was_applied_otherwise_does_not_stand_though_it_has_all_that_is_desired",
+    ),
+    Mutation(
         "Ready needs a token",
         "pods that are ready are enough",
         f"{_PLAN}/status.py",

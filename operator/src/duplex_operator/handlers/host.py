@@ -49,7 +49,8 @@ class Host:
         self.stop = asyncio.Event()
         self.health = Health()
         self.metrics = Metrics()
-        self.queue: WorkQueue[Key] = WorkQueue(clock)
+        self._servings = Servings()
+        self.queue: WorkQueue[Key] = WorkQueue(clock, urgent=self._servings.edited)
         self._settings = settings
         self._api = api
         self._credentials = credentials
@@ -57,7 +58,6 @@ class Host:
         self._clock = clock
         self._beat = clock.now()
         self._leading = False
-        self._servings = Servings()
         self._children = Children(api, settings.namespaces, clock, self._changed, nodes=settings.watch_nodes)
         self._resync = Resync(api, settings.namespaces, self._servings, self._changed, clock)
         lease = LeaseSettings(settings.lease_namespace, settings.lease_name, settings.identity)

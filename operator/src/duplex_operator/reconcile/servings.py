@@ -26,6 +26,13 @@ class Servings:
         """Return the newest object, which must not be changed; None if there is none."""
         return self._objects.get(key)
 
+    def edited(self, key: Key) -> bool:
+        """Tell whether the spec of ``key`` is newer than what its status speaks of: somebody waits for that."""
+        obj = self._objects.get(key)
+        if obj is None:
+            return False
+        return bool((obj.get("status") or {}).get("observedGeneration") != obj["metadata"].get("generation"))
+
     def put(self, obj: KubeObject) -> bool:
         """Take an object over unless a newer one is known; tell whether anything but its status differs.
 

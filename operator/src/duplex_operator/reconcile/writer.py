@@ -11,7 +11,7 @@ from duplex_operator.plan import ChildRef, EventDraft, Mark, Restart, Scale
 from duplex_operator.reconcile.children import Child, ChildName, controller_of
 from duplex_operator.reconcile.kinds import BY_KIND, SERVINGS
 from duplex_operator.reconcile.servings import Key, key_of
-from duplex_operator.runtime.apply_cache import ApplyCache, stamped, stands
+from duplex_operator.runtime.apply_cache import ApplyCache, stamped
 from duplex_operator.runtime.clock import Clock
 from duplex_operator.runtime.metrics import Metrics
 
@@ -51,11 +51,8 @@ class Writer:
         """
         cache, name = self._caches[key_of(serving)], (obj["kind"], obj["metadata"]["name"])
         child = observed.get(name)
-        if child is not None and cache.is_current(name, obj, child.fingerprint):
-            return
         ours = child is not None and child.owner == serving["metadata"]["uid"]
-        if child is not None and ours and not cache.knows(name) and stands(obj, child.obj):
-            cache.adopt(name, obj, child.fingerprint)
+        if child is not None and ours and cache.is_current(name, obj, child.obj, child.fingerprint):
             return
         resource = BY_KIND[obj["kind"]]
         if not ours:

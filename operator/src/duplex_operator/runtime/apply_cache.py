@@ -30,21 +30,18 @@ def fingerprint(obj: dict[str, Any]) -> str:
 
 
 def stamped(desired: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with the digest of itself among its annotations, for whoever leads next: see ``stands``."""
+    """Return an object with the digest of itself among its annotations, for whoever leads next: see ``is_current``."""
     metadata = desired["metadata"]
     annotations = {**(metadata.get("annotations") or {}), Annotation.APPLIED: digest(desired)}
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
-def stands(desired: dict[str, Any], observed: dict[str, Any]) -> bool:
-    """Tell of an object that another process applied whether applying it would change nothing.
+def _has_applied(observed: dict[str, Any]) -> object:
+    return (observed["metadata"].get("annotations") or {}).get(Annotation.APPLIED)
 
-    It was applied last as it is desired (so nothing of what we applied would have to go), and has all of it still.
-    What the server writes in another form (a quantity) counts as changed, which costs an apply.
-    """
-    annotations = observed["metadata"].get("annotations") or {}
-    content = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}  # no list tells these
-    return annotations.get(Annotation.APPLIED) == digest(desired) and _covers(observed, content)
+
+def _content(desired: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}  # no list tells these
 
 
 def _covers(observed: object, desired: object) -> bool:
@@ -66,17 +63,17 @@ class ApplyCache(Generic[Key]):
     def __init__(self) -> None:
         self._entries: dict[Key, tuple[str, str]] = {}
 
-    def is_current(self, key: Key, desired: dict[str, Any], observed_fingerprint: str | None) -> bool:
-        """Tell whether ``desired`` was the last thing applied to ``key`` and is unchanged on the server."""
-        return observed_fingerprint is not None and self._entries.get(key) == (digest(desired), observed_fingerprint)
+    def is_current(self, key: Key, desired: dict[str, Any], observed: dict[str, Any], observed_print: str) -> bool:
+        """Tell whether ``desired`` was the last thing applied to ``key`` and is unchanged on the server.
 
-    def knows(self, key: Key) -> bool:
-        """Tell whether anything was applied to ``key`` or adopted."""
-        return key in self._entries
-
-    def adopt(self, key: Key, desired: dict[str, Any], observed_fingerprint: str) -> None:
-        """Remember an object that ``stands``."""
-        self._entries[key] = (digest(desired), observed_fingerprint)
+        An object that only another process applied is taken over if it was applied last as it is desired (so nothing of
+        what we applied would have to go) and has all of it still. What the server writes in another form (a quantity)
+        counts as changed, which costs an apply. ``observed_print`` is the fingerprint of ``observed``.
+        """
+        wanted = digest(desired)
+        if key not in self._entries and _has_applied(observed) == wanted and _covers(observed, _content(desired)):
+            self._entries[key] = (wanted, observed_print)
+        return self._entries.get(key) == (wanted, observed_print)
 
     def record(self, key: Key, desired: dict[str, Any], answer: dict[str, Any]) -> None:
         """Remember what the server answered to an apply."""

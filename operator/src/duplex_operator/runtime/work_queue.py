@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from duplex_operator.runtime.clock import Clock, Timer
@@ -35,12 +36,23 @@ class WorkQueue(Generic[Key]):
 
     ``add`` of a waiting key changes nothing; ``add`` of a key that a worker holds makes it wait again once the worker
     says ``done``. Of several ``add_after`` the earliest counts. Every ``get`` is followed by exactly one ``done``.
+
+    Keys that are ``urgent`` when they are asked for are had before all that are not: somebody waits for those, while a
+    leader that has just begun has everything in its queue (controller-runtime's priority queue does so too).
     """
 
-    def __init__(self, clock: Clock, *, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        urgent: Callable[[Key], bool] = lambda _: False,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self.counts = QueueCounts()
         self._clock = clock
+        self._urgent = urgent
         self._jitter = jitter
+        self._first: deque[Key] = deque()
         self._waiting: deque[Key] = deque()
         self._asked: dict[Key, float] = {}  # since when; waiting keys, and held keys that were asked for again
         self._held: dict[Key, float] = {}  # since when
@@ -52,18 +64,21 @@ class WorkQueue(Generic[Key]):
         """Ask for work on ``key`` now."""
         self._cancel_delayed(key)
         if key in self._asked:
+            self._advance(key)
             return
         self.counts.added += 1
         self._asked[key] = self._clock.now()
         if key not in self._held:
-            self._waiting.append(key)
-            self._arrival.set()
+            self._line_up(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Ask for work on ``key`` once ``seconds`` have passed, unless it is asked for sooner."""
         due = self._clock.now() + seconds
         delayed = self._delayed.get(key)
-        if key in self._asked or (delayed is not None and delayed.due <= due):
+        if key in self._asked:
+            self._advance(key)
+            return
+        if delayed is not None and delayed.due <= due:
             return
         self._cancel_delayed(key)
         self._delayed[key] = _Delayed(due, self._clock.call_later(seconds, lambda: self.add(key)))
@@ -89,10 +104,10 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """Wait for a key and hold it until ``done``."""
-        while not self._waiting:
+        while not self.depth:
             self._arrival.clear()
             await self._arrival.wait()
-        key = self._waiting.popleft()
+        key = (self._first or self._waiting).popleft()
         del self._asked[key]
         self._held[key] = self._clock.now()
         self.counts.started += 1
@@ -102,13 +117,12 @@ class WorkQueue(Generic[Key]):
         """Give ``key`` back. If it was asked for meanwhile, it waits again."""
         del self._held[key]
         if key in self._asked:
-            self._waiting.append(key)
-            self._arrival.set()
+            self._line_up(key)
 
     @property
     def depth(self) -> int:
         """How many keys wait for a worker."""
-        return len(self._waiting)
+        return len(self._first) + len(self._waiting)
 
     @property
     def delayed(self) -> int:
@@ -118,12 +132,21 @@ class WorkQueue(Generic[Key]):
     def longest_wait(self) -> float:
         """Return for how many seconds the key that waits longest for a worker has waited."""
         now = self._clock.now()
-        return max((now - self._asked[key] for key in self._waiting), default=0.0)
+        return max((now - self._asked[key] for key in chain(self._first, self._waiting)), default=0.0)
 
     def longest_held(self) -> float:
         """Return for how many seconds a worker has been busy with one key, at most."""
         now = self._clock.now()
         return max((now - since for since in self._held.values()), default=0.0)
+
+    def _line_up(self, key: Key) -> None:
+        (self._first if self._urgent(key) else self._waiting).append(key)
+        self._arrival.set()
+
+    def _advance(self, key: Key) -> None:
+        if self._urgent(key) and key in self._waiting:
+            self._waiting.remove(key)
+            self._first.append(key)
 
     def _cancel_delayed(self, key: Key) -> None:
         delayed = self._delayed.pop(key, None)

@@ -36,6 +36,17 @@ def test_a_status_write_of_our_own_is_no_work_and_an_edit_is() -> None:
     assert servings.put(serving(4, generation=2, uid="another"))
 
 
+def test_an_edit_is_waited_for_until_the_status_speaks_of_it() -> None:
+    servings = Servings()
+    assert not servings.edited(KEY)
+    servings.put(serving(1))
+    assert servings.edited(KEY)
+    servings.put(serving(2, status={"observedGeneration": 1}))
+    assert not servings.edited(KEY)
+    servings.put(serving(3, generation=2, status={"observedGeneration": 1}))
+    assert servings.edited(KEY)
+
+
 def test_a_late_event_does_not_bring_an_old_state_back() -> None:
     servings = Servings()
     servings.put(serving(10, generation=2))

@@ -115,6 +115,31 @@ async def test_says_how_long_keys_wait_and_are_held() -> None:
     assert (work.longest_wait(), work.longest_held()) == (0, 7)
 
 
+async def test_an_urgent_key_is_had_before_the_others_and_in_order_with_its_like() -> None:
+    clock, urgent = FakeClock(), {"x", "y"}
+    work: WorkQueue[str] = WorkQueue(clock, urgent=urgent.__contains__)
+    for key in ("a", "x", "b", "y", "c"):
+        work.add(key)
+    urgent.add("c")
+    work.add("c")  # it waits already, and has become urgent
+    urgent.add("b")
+    work.add_after("b", 10)
+    assert work.depth == 5
+    assert [await work.get() for _ in range(5)] == ["x", "y", "c", "b", "a"]
+
+
+async def test_a_held_key_that_has_become_urgent_is_the_next() -> None:
+    urgent: set[str] = set()
+    work: WorkQueue[str] = WorkQueue(FakeClock(), urgent=urgent.__contains__)
+    for key in ("a", "b", "a"):
+        work.add(key)
+    assert await work.get() == "a"
+    urgent.add("a")
+    work.add("a")
+    work.done("a")
+    assert [await work.get(), await work.get()] == ["a", "b"]
+
+
 Step = tuple[str, int]
 steps = st.lists(st.tuples(st.sampled_from(["add", "add_after", "retry", "get", "done", "wait"]), st.integers(0, 3)))
 
@@ -126,7 +151,7 @@ def test_no_order_of_calls_loses_a_key_or_gives_it_to_two_workers(sequence: list
 
 async def _play(sequence: list[Step]) -> None:
     clock = FakeClock()
-    work: WorkQueue[int] = WorkQueue(clock)
+    work: WorkQueue[int] = WorkQueue(clock, urgent=lambda key: key > 1)
     held: set[int] = set()
     owed: set[int] = set()  # asked for since the key was last taken
     for action, key in sequence:
