@@ -116,6 +116,21 @@ class Operator:
         self.process.wait(30)
 
 
+class Kept:
+    """An operator that is started again whenever it has ended, as a kubelet would do it."""
+
+    def __init__(self, start: Callable[[], Operator]) -> None:
+        self.restarts = 0
+        self.operator = start()
+        self._start = start
+
+    def tend(self) -> None:
+        """Start it again if it has ended."""
+        if self.operator.process.poll() is not None:
+            self.restarts += 1
+            self.operator = self._start()
+
+
 @dataclass(frozen=True)
 class Write:
     """A request of an operator that changes something, leases left aside. `at`: when it came (RFC 3339, UTC)."""

@@ -1,6 +1,7 @@
 """One operator process: probes, election and the watches, and while leading the queue and the workers."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
@@ -126,6 +127,7 @@ class Host:
         )
         # Decisions on half a picture would be wrong ones: nobody works before everything has been listed.
         await self._children.synced()
+        gc.freeze()  # the picture stays for long: no collection need go through it
         self._leading = True
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_servings())

@@ -39,8 +39,14 @@ from duplex_operator.render import (
 )
 from duplex_operator.runtime.clock import Clock
 
-FULL_LOOK_SECONDS = 600.0
+FULL_LOOK_SECONDS = 1800.0
 """A serving at which nothing has changed is decided on anew so often, for whatever depends on time alone."""
+
+LOOKS_PER_SECOND = 8.0
+"""Most steady servings that are looked at in a second: with many, each is later, and the cost stays (240 at 30 s)."""
+
+PATIENCE = 0.1
+"""A serving that does not get on is looked at after this part of the time that it has stood still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Reconciler:
         self._term = term
         self._fleets: dict[Key, _Fleet] = {}
         self._steady: dict[Key, _Seen] = {}
+        self._unsteady: dict[Key, _Seen] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one serving nearer to what its spec says; return when to look again, None if it is gone.
@@ -103,7 +110,7 @@ class Reconciler:
         seen = await self._look(key, obj)
         known = self._steady.get(key)
         if known is not None and seen.at - known.at < FULL_LOOK_SECONDS and seen.same(known):
-            return STEADY_SECONDS
+            return self._rest()
         try:
             decided = await self._decide_and_apply(key, obj, seen)
         except (InvalidError, NotOursError) as error:
@@ -113,15 +120,27 @@ class Reconciler:
         edited = await self._report(obj, decided)
         if decided.restart is not None:
             await self._writer.restart(obj, decided.restart)
-        if decided.requeue_after == STEADY_SECONDS:
+        pause = self._pause(key, seen, decided.requeue_after)
+        return 0.0 if edited else pause
+
+    def _rest(self) -> float:
+        return max(STEADY_SECONDS, len(self._servings) / LOOKS_PER_SECOND)
+
+    def _pause(self, key: Key, seen: _Seen, least: float) -> float:
+        """Return when to look again at what was decided on: soon as long as anything happens, then later and later."""
+        if least == STEADY_SECONDS:
             self._steady[key] = seen
-        else:
-            self._steady.pop(key, None)
-        return 0.0 if edited else decided.requeue_after
+            self._unsteady.pop(key, None)
+            return self._rest()
+        self._steady.pop(key, None)
+        first = self._unsteady.get(key)
+        if first is None or not first.same(seen):
+            first = self._unsteady[key] = seen
+        return max(least, min(PATIENCE * (seen.at - first.at), STEADY_SECONDS))
 
     async def _look(self, key: Key, obj: KubeObject) -> _Seen:
         pods = self._children.pods_of(key)
-        oldest = STEADY_SECONDS if key in self._steady else UNSTEADY_SECONDS
+        oldest = self._rest() if key in self._steady else UNSTEADY_SECONDS
         stats = await self._stats.of(key, pods, oldest=oldest * 0.9)
         version = obj["metadata"].get("resourceVersion", "")
         return _Seen(self._clock.now(), version, dict(self._children.of(key)), pods, stats)
@@ -228,5 +247,6 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._fleets.pop(key, None)
         self._steady.pop(key, None)
+        self._unsteady.pop(key, None)
         self._stats.forget(key)
         self._writer.forget(key)

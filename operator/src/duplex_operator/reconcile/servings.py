@@ -22,6 +22,9 @@ class Servings:
     def __iter__(self) -> Iterator[Key]:
         return iter(list(self._objects))
 
+    def __len__(self) -> int:
+        return len(self._objects)
+
     def get(self, key: Key) -> KubeObject | None:
         """Return the newest object, which must not be changed; None if there is none."""
         return self._objects.get(key)

@@ -1,5 +1,6 @@
 """A steady serving at which nothing has changed costs no decision; whatever changes is acted on, time included."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,11 +9,11 @@ from duplex_connector.contract import Label
 from duplex_kube.api import SERVICES
 from duplex_operator.plan.decide import STEADY_SECONDS
 from duplex_operator.reconcile import reconciler
-from duplex_operator.reconcile.reconciler import FULL_LOOK_SECONDS
+from duplex_operator.reconcile.reconciler import FULL_LOOK_SECONDS, LOOKS_PER_SECOND
 from operator_tests.fake_clock import FakeClock
 from operator_tests.fake_kube import Cluster
 
-from .inner import Inner, an_operator, put, the_serving
+from .inner import KEY, Inner, an_operator, put, the_serving
 from .site import Site
 from .test_rollouts import TWO, settle
 
@@ -53,6 +54,40 @@ async def test_nothing_is_decided_while_nothing_changes(decided: list[float]) ->
         clock.jump(FULL_LOOK_SECONDS)
         await inner.reconcile()
         assert len(decided) == before + 1, "what depends on time alone is looked at now and then"
+
+
+async def test_what_does_not_get_on_is_looked_at_later_and_later_until_something_happens() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    site = Site(cluster)
+    await put(cluster, the_serving(**TWO))
+    async with an_operator(cluster, clock) as inner:
+        await settle(inner, site)
+        inner.stats = OSError("a router that does not answer")
+        clock.jump(40)
+        await inner.reconcile()
+        pauses = []
+        for _ in range(40):
+            clock.jump(20)
+            pauses.append(await inner.reconcile())
+        assert pauses[:2] == [3.0, 3.0]
+        assert pauses == sorted(pauses, key=lambda pause: pause or 0.0)
+        assert pauses[-1] == STEADY_SECONDS
+        inner.stats = site.stats()
+        clock.jump(30)
+        assert await inner.reconcile() in {3.0, STEADY_SECONDS}
+
+
+async def test_many_steady_servings_are_each_looked_at_more_seldom() -> None:
+    cluster, clock = Cluster(), FakeClock()
+    site = Site(cluster)
+    await put(cluster, the_serving(**TWO))
+    async with an_operator(cluster, clock) as inner:
+        await at_rest(inner, site)
+        for number in range(799):
+            other = copy.deepcopy(the_serving(**TWO))
+            other["metadata"].update(name=f"chat-{number}", uid=f"u-{number}", resourceVersion="1")
+            inner.servings.put(other)
+        assert await inner.reconciler.reconcile(KEY) == 800 / LOOKS_PER_SECOND
 
 
 async def test_what_routers_say_anew_is_told() -> None:
