@@ -15,6 +15,7 @@ from duplex_operator.api.crd import crd_files
 from duplex_operator.handlers.host import Host
 from duplex_operator.reconcile.router_stats import HttpStatsReader
 from duplex_operator.runtime.clock import SystemClock
+from duplex_operator.runtime.lasting import EndedError
 from duplex_operator.runtime.leader import LostLeadershipError
 from duplex_operator.runtime.settings import Settings
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         asyncio.run(_run(settings))
-    except (ConnectError, LostLeadershipError, OSError) as error:
+    except (ConnectError, EndedError, LostLeadershipError, OSError) as error:
         logging.getLogger(USER_AGENT).error("%s", error)  # noqa: TRY400 - the message says it all
         return 1
     return 0
@@ -88,11 +89,20 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     reader = HttpStatsReader()
     async with await connect(settings.kubeconfig, user_agent=USER_AGENT) as client:
+
+        def take_signals() -> None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, host.stop.set)
+
         host = Host(
-            settings=settings, api=client, credentials=client.credentials, stats_reader=reader, clock=SystemClock()
+            settings=settings,
+            api=client,
+            credentials=client.credentials,
+            stats_reader=reader,
+            clock=SystemClock(),
+            take_signals=take_signals,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, host.stop.set)
+        take_signals()
         try:
             await host.run()
         finally:

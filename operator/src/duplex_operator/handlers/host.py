@@ -5,7 +5,7 @@ import gc
 import logging
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import cast
+from typing import Any, cast
 
 import kopf
 
@@ -22,6 +22,7 @@ from duplex_operator.reconcile.writer import Writer
 from duplex_operator.render import RenderContext
 from duplex_operator.runtime.clock import Clock
 from duplex_operator.runtime.health import Health, serve
+from duplex_operator.runtime.lasting import lasting, outcome
 from duplex_operator.runtime.leader import LeaderElection, Leadership, LeaseSettings
 from duplex_operator.runtime.metrics import Metrics
 from duplex_operator.runtime.settings import Settings
@@ -46,6 +47,7 @@ class Host:
         credentials: Callable[[], Awaitable[Credentials]],
         stats_reader: StatsReader,
         clock: Clock,
+        take_signals: Callable[[], None] = lambda: None,
     ) -> None:
         self.stop = asyncio.Event()
         self.health = Health()
@@ -56,6 +58,7 @@ class Host:
         self._api = api
         self._credentials = credentials
         self._stats_reader = stats_reader
+        self._take_signals = take_signals
         self._clock = clock
         self._beat = clock.now()
         self._leading = False
@@ -79,8 +82,9 @@ class Host:
             stopping = asyncio.create_task(self.stop.wait())
             self.health.ready = True
             tasks = {beating, watching, taking_part, stopping}
+            ended: set[asyncio.Task[Any]] = set()
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 log.info("ending")
                 # The work ends, and gives the Lease up, before what it works on: kopf's end cancels other tasks too.
@@ -90,17 +94,14 @@ class Host:
                     task.cancel()
                 await asyncio.wait(tasks)
                 log.info("ended")
-        for task in (taking_part, watching, beating):
-            if not task.cancelled():
-                task.result()
+        for task in ended - {stopping}:
+            outcome(task)
 
     async def watch(self) -> None:
         """Keep the picture of all children and pods true until cancelled, leader or not: who takes over has it."""
         await wait_for_kind(self._api, self._settings.namespaces, self._clock)
         self.health.add_limit("watches", self._oldest_watch, 600, "a watch has heard nothing")
-        async with asyncio.TaskGroup() as group:
-            for reflector in self._children.reflectors:
-                group.create_task(reflector.run())
+        await lasting(*(reflector.run() for reflector in self._children.reflectors))
 
     async def lead(self, leadership: Leadership) -> None:
         """Do a leader's work until cancelled, on what ``watch`` sees.
@@ -129,10 +130,8 @@ class Host:
         await self._children.synced()
         gc.freeze()  # the picture stays for long: no collection need go through it
         self._leading = True
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_servings())
-            group.create_task(self._resync.run())
-            group.create_task(Workers(self.queue, reconciler, clock, self.metrics).run(settings.workers))
+        workers = Workers(self.queue, reconciler, clock, self.metrics)
+        await lasting(self._watch_servings(), self._resync.run(), workers.run(settings.workers))
 
     async def _watch_servings(self) -> None:
         servings = self._servings
@@ -145,7 +144,7 @@ class Host:
             elif servings.put(obj):
                 self._changed(key_of(obj))
 
-        stop = asyncio.Event()
+        stop, started = asyncio.Event(), asyncio.Event()
         namespaces = self._settings.namespaces
         watching = asyncio.create_task(
             kopf.operator(
@@ -154,14 +153,16 @@ class Host:
                 clusterwide=not namespaces,
                 namespaces=namespaces,
                 stop_flag=stop,
+                ready_flag=started,
             )
         )
+        starting = asyncio.create_task(started.wait())
         try:
+            await asyncio.wait({watching, starting}, return_when=asyncio.FIRST_COMPLETED)
+            self._take_signals()  # which kopf has taken over from whoever had them
             await asyncio.shield(watching)
-            # kopf ends without an error only when told to: it takes SIGTERM and SIGINT over from whoever had them.
-            self.stop.set()
-            await asyncio.Event().wait()
         finally:
+            starting.cancel()
             stop.set()
             await asyncio.wait({watching})
 

@@ -72,6 +72,6 @@ def make_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.queueing.idle_timeout = 2
-    settings.process.ultimate_exiting_timeout = 20
+    settings.process.ultimate_exiting_timeout = None  # kopf would kill the process, without a word; a kubelet does that
     settings.scanning.disabled = True  # the CRD is there before the operator, and namespaces are named or all
     return settings

@@ -8,6 +8,7 @@ from duplex_kube.errors import ConflictError, KubeError
 from duplex_operator.reconcile.reconciler import Reconciler
 from duplex_operator.reconcile.servings import Key
 from duplex_operator.runtime.clock import Clock
+from duplex_operator.runtime.lasting import lasting
 from duplex_operator.runtime.leader import LostLeadershipError
 from duplex_operator.runtime.metrics import Metrics
 from duplex_operator.runtime.work_queue import WorkQueue
@@ -28,9 +29,7 @@ class Workers:
 
     async def run(self, number: int) -> None:
         """Work until cancelled; ends by itself only with ``LostLeadershipError``."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(number):
-                group.create_task(self._work())
+        await lasting(*(self._work() for _ in range(number)))
 
     async def _work(self) -> None:
         while True:

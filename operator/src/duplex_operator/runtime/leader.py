@@ -7,12 +7,13 @@ gives the Lease up), the Lease is released on an orderly exit, cancellation is a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from duplex_kube.api import LEASES, KubeApi, KubeObject
 from duplex_kube.errors import ConflictError, KubeError, NotFoundError
 from duplex_operator.runtime.clock import Clock
+from duplex_operator.runtime.lasting import outcome
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +86,16 @@ class LeaderElection:
         log.info("leader, term %d", leadership.term)
         working = asyncio.ensure_future(work(leadership))
         renewing = asyncio.ensure_future(self._renew(leadership))
+        ended: Iterable[asyncio.Future[None]] = ()
         try:
-            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.leadership = None
             await _end(working)
             await _end(renewing)
             await self._release()
-        if working.done() and not working.cancelled():
-            working.result()
-        if renewing.done() and not renewing.cancelled():
-            renewing.result()
+        for task in ended:
+            outcome(task)
 
     async def _acquire(self) -> Leadership:
         while True:

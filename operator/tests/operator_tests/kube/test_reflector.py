@@ -1,6 +1,7 @@
 """The reflector against a fake API server: it converges whatever breaks, and says what changed, once."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from duplex_kube.api import PODS, Selection
 from duplex_kube.errors import ForbiddenError, TransientError
-from duplex_kube.reflector import Change, Reflector
+from duplex_kube.reflector import ITEMS_AT_ONCE, Change, Reflector
 from operator_tests.fake_clock import FakeClock, settle
 from operator_tests.fake_kube import FakeKube
 
@@ -89,7 +90,38 @@ async def test_lists_in_chunks(api: FakeKube, clock: FakeClock, monkeypatch: pyt
     for index in range(1201):
         await api.create(pod(f"p{index}"), PODS)
     async with watching(api, clock) as watcher:
+        await watcher.reflector.synced.wait()
         assert len(watcher.names()) == 1201
+
+
+async def test_a_long_list_lets_others_have_their_turn(api: FakeKube, clock: FakeClock) -> None:
+    for index in range(400):
+        await api.create(pod(f"p{index}"), PODS)
+    taken: list[int] = []
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(len(taken))
+            await asyncio.sleep(0)
+
+    watcher = Watcher(api, clock)
+    reflector = Reflector(
+        api,
+        PODS,
+        watcher.reflector.selection,
+        trim=lambda _: taken.append(1),
+        on_change=lambda _: None,
+        clock=clock.now,
+        sleep=clock.sleep,
+    )
+    tasks = [asyncio.create_task(reflector.run()), asyncio.create_task(other())]
+    await reflector.synced.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(taken) == 400
+    assert max(b - a for a, b in itertools.pairwise(turns)) <= ITEMS_AT_ONCE
 
 
 async def test_resumes_a_broken_watch_without_listing(api: FakeKube, clock: FakeClock) -> None:

@@ -1,6 +1,8 @@
 """Operators on the real API server that follow one another or stand by: one writes, and nothing twice."""
 
 import asyncio
+import signal
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from duplex_kube.api import (
     LEASES,
 )
 from duplex_kube.client import connect
-from duplex_kube.errors import ConflictError
+from duplex_kube.errors import ConflictError, NotFoundError
 from duplex_lab.control_plane import ControlPlane
 from duplex_operator.reconcile.kinds import CHILDREN
 from duplex_operator.runtime.leader import LostLeadershipError
@@ -97,6 +99,38 @@ async def _lose_the_lease(world: World) -> None:
         await asyncio.sleep(5)
         lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
         assert lease["spec"]["holderIdentity"] == "nobody"  # it did not take it back
+
+
+async def _holder(world: World) -> str:
+    try:
+        lease = await world.client.get(LEASES, world.namespace, "duplex-operator")
+    except NotFoundError:
+        return "nobody"
+    return str(lease["spec"]["holderIdentity"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_process_that_is_told_to_end_gives_its_lease_up_and_ends_well(
+    world: World, control_plane: ControlPlane, number: signal.Signals
+) -> None:
+    command = ["-m", "duplex_operator", "run", "--router-image=r:1", "--connector-image=c:1", "--health-port=0"]
+    places = [f"--namespace={world.namespace}", f"--lease-namespace={world.namespace}"]
+    kubeconfig = f"--kubeconfig={control_plane.kubeconfig}"
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, *places, kubeconfig)
+    try:
+        await world.put(a_serving("chat", world.namespace))
+
+        async def served() -> bool:  # kopf runs by then
+            return bool((await world.serving("chat")).get("status"))
+
+        await eventually(served)
+        assert await _holder(world) not in {"", "nobody"}
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await _holder(world) == ""
+    finally:
+        if process.returncode is None:
+            process.kill()
 
 
 async def test_two_operators_one_namespace_one_writer(world: World, control_plane: ControlPlane) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from duplex_kube.api import LEASES
 from duplex_kube.errors import TransientError
+from duplex_operator.runtime.lasting import EndedError
 from duplex_operator.runtime.leader import LeaderElection, Leadership, LeaseSettings, LostLeadershipError
 from operator_tests.fake_clock import FakeClock, settle
 from operator_tests.fake_kube import FakeKube
@@ -105,6 +106,20 @@ async def test_a_killed_leader_is_followed_after_the_lease_has_run_out_and_not_b
     assert not second.working
     await world.clock.advance(8)
     assert second.working
+
+
+async def test_work_that_something_else_cancelled_is_told_and_gives_the_lease_up(world: World) -> None:
+    election = LeaderElection(world.api, LeaseSettings("ns", "lease", "a"), world.clock)
+
+    async def work(_leadership: Leadership) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    with pytest.raises(EndedError):
+        await election.run(work)
+    assert await world.holder() == ""
 
 
 async def test_who_stands_by_takes_over_in_the_moment_that_the_lease_runs_out(world: World) -> None:
