@@ -68,7 +68,7 @@ e2e: setup ## Scenarios on the lab's cluster with kubelet and the simulator
 conformance: setup ## The conformance suite on the simulator (RECORD=1: keep its table in docs/benchmarks)
 	$(BIN)/python -m conformance --engine simulator $(if $(RECORD),--record)
 
-e2e-vllm: setup ## Conformance and healing on pods of real vLLM with NixlConnector on CPU (SHORT=1: one check, RECORD=1, KEEP=1)
+e2e-vllm: setup ## Conformance, healing and both vendors' clients on pods of real vLLM with NixlConnector on CPU (SHORT=1: one check, RECORD=1, KEEP=1)
 	$(BIN)/python -m conformance --engine vllm $(if $(SHORT),--short) $(if $(RECORD),--record)
 	$(if $(SHORT),,$(BIN)/pytest -q -m "lab and vllm" e2e/scenarios)
 

@@ -37,10 +37,15 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 TALLIES: pytest.StashKey[list[Tally]] = pytest.StashKey()
+TABLES: pytest.StashKey[dict[str, list[str]]] = pytest.StashKey()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """End with what each scenario did."""
+    """End with the scenarios' own tables, and what each of them did."""
+    for title, lines in config.stash.get(TABLES, {}).items():
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
     tallies = config.stash.get(TALLIES, [])
     if tallies:
         terminalreporter.section("scenarios")
@@ -54,6 +59,15 @@ def tally(request: pytest.FixtureRequest) -> Tally:
     found = Tally(request.node.name)
     request.config.stash.setdefault(TALLIES, []).append(found)
     return found
+
+
+ShowTable = Callable[[str, list[str]], None]
+
+
+@pytest.fixture
+def show_table(request: pytest.FixtureRequest) -> ShowTable:
+    """Give a function that shows a table under a title at the end of the run."""
+    return request.config.stash.setdefault(TABLES, {}).__setitem__
 
 
 @pytest.fixture(scope="session")

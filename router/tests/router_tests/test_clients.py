@@ -9,6 +9,8 @@ import anthropic
 import openai
 import pytest
 
+from harness.answers import without_chance
+
 from .rig import MODEL, Engines, Router, SimulatedEngine, fresh, router, user
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -60,17 +62,6 @@ async def plain(engines: Engines) -> AsyncIterator[Clients]:
     made = Clients(server.url)
     yield made
     await made.close()
-
-
-def without_chance(value: Any) -> Any:
-    """Return an answer without what differs from one time to the next: ids, times, and what a cache held."""
-    if isinstance(value, list):
-        return [without_chance(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    chance = {"id", "call_id", "item_id", "created", "created_at", "kv_transfer_params", "signature"}
-    cached = {"prompt_tokens_details", "input_tokens_details", "input_tokens", "cache_read_input_tokens"}
-    return {name: without_chance(each) for name, each in value.items() if name not in chance | cached}
 
 
 async def chat(clients: Clients, **options: Any) -> list[Any]:

@@ -1,0 +1,61 @@
+"""Both vendors' clients against real vLLM through the router: every answer is the plain engine's."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from duplex_lab.cluster import Cluster
+from harness.clients import TURNS, Comparison, run, table
+from harness.installation import ROOT
+from harness.reference import await_reference, start_reference
+from harness.serving import Serving, merged, read_manifest, served_name
+from harness.tally import Tally
+
+from .conftest import ShowTable
+
+VLLM = ROOT / "examples/quickstart-vllm.yaml"
+ENGINE_IMAGE = "engine-cpu"
+START_SECONDS = 1200.0
+
+HISTORIES = [
+    (api, f"a conversation, {manner}")
+    for api in ("chat", "completions", "responses", "messages")
+    for manner in ("whole", "streamed")
+]
+
+
+@pytest.fixture
+def real(cluster: Cluster, namespace: str) -> Serving:
+    """Give a serving of real engines with a plain one beside it, both ready."""
+    cluster.load_images([ENGINE_IMAGE])
+    serving = Serving(cluster, namespace, "real")
+    serving.apply(merged(read_manifest(VLLM), cluster.pod_additions(ENGINE_IMAGE)))
+    start_reference(serving, "plain", seconds=START_SECONDS)
+    serving.wait_ready(seconds=START_SECONDS)
+    await_reference(serving, "plain", seconds=START_SECONDS)
+    return serving
+
+
+@pytest.mark.vllm
+def test_both_vendors_clients_get_what_a_plain_engine_gives(
+    cluster: Cluster, real: Serving, tally: Tally, show_table: ShowTable
+) -> None:
+    """Equal answers but for ids, times and cache counts; later turns pull all that the API's history lets be found."""
+    plain = f"http://plain.{real.namespace}.svc.cluster.local:8000"
+    found = run(cluster, Comparison(real.url, plain, served_name(real.get()), secrets.token_hex(8)))
+    show_table("clients on real vLLM", table(found))
+    assert not [each for each in found if each.difference]
+
+    turns = {(each.api, each.case, each.turn): each.reuse for each in found if each.turn}
+    # The history of a plain prompt is followed in pieces of 256 bytes: its last one is never whole.
+    later = {api: "partial" if api == "completions" else "full" for api, _ in HISTORIES}
+    assert turns == {
+        (api, case, turn): "miss" if turn == 1 else later[api]
+        for api, case in HISTORIES
+        for turn in range(1, TURNS + 1)
+    }
+    tally.turns += len(found)
+    tally.later += sum(turn > 1 for _, _, turn in turns)
+    tally.kept += sum(reuse in later.values() for reuse in turns.values())
