@@ -41,7 +41,6 @@ def single_cases(nonce: str) -> Iterator[tuple[Api, str, Options]]:
     chat: Options = {"messages": words, "max_tokens": _REPLY_TOKENS}
     yield Api.CHAT, "plain", chat
     yield Api.CHAT, "max_completion_tokens", {"messages": words, "max_completion_tokens": 7}
-    yield Api.CHAT, "two choices", {**chat, "n": 2}
     yield Api.CHAT, "two choices by a seed", {**chat, **_SEEDED}
     yield Api.CHAT, "log-probabilities", {**chat, "logprobs": True, "top_logprobs": 3}
     yield Api.CHAT, "stop", {**chat, "stop": ["e", "a"]}
