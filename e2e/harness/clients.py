@@ -89,7 +89,9 @@ class Server:
             return Answer([], error=f"{type(error).__name__}: {error}")
 
     def _call(self, api: Api, options: Options) -> Answer:
-        raw = self._calls[api].with_raw_response.create(**{"model": self._model, "temperature": 0, **options})
+        # In the body, since Anthropic's client has no argument for it.
+        chosen = options if "temperature" in options else {**options, "extra_body": {"temperature": 0}}
+        raw = self._calls[api].with_raw_response.create(**{"model": self._model, **chosen})
         parsed = raw.parse()
         parts = list(parsed) if options.get("stream") else [parsed]
         return Answer([part.model_dump(mode="json") for part in parts], raw.headers.get("x-duplex-reuse", ""))
