@@ -27,24 +27,23 @@ HISTORIES = [
 
 
 @pytest.fixture
-def real(cluster: Cluster, namespace: str) -> Serving:
+def real(cluster: Cluster, namespace: str) -> Comparison:
     """Give a serving of real engines with a plain one beside it, both ready."""
     cluster.load_images([ENGINE_IMAGE])
     serving = Serving(cluster, namespace, "real")
     serving.apply(merged(read_manifest(VLLM), cluster.pod_additions(ENGINE_IMAGE)))
-    start_reference(serving, "plain", seconds=START_SECONDS)
+    plain = start_reference(serving, "plain", seconds=START_SECONDS)
     serving.wait_ready(seconds=START_SECONDS)
     await_reference(serving, "plain", seconds=START_SECONDS)
-    return serving
+    return Comparison(serving.url, plain, served_name(serving.get()), secrets.token_hex(8))
 
 
 @pytest.mark.vllm
 def test_both_vendors_clients_get_what_a_plain_engine_gives(
-    cluster: Cluster, real: Serving, tally: Tally, show_table: ShowTable
+    cluster: Cluster, real: Comparison, tally: Tally, show_table: ShowTable
 ) -> None:
     """Equal answers but for ids, times and cache counts; later turns pull all that the API's history lets be found."""
-    plain = f"http://plain.{real.namespace}.svc.cluster.local:8000"
-    found = run(cluster, Comparison(real.url, plain, served_name(real.get()), secrets.token_hex(8)))
+    found = run(cluster, real)
     show_table("clients on real vLLM", table(found))
     assert not [each for each in found if each.difference]
 
