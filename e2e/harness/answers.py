@@ -11,7 +11,13 @@ from duplex_connector.contract import Params
 _OF_THE_REQUEST: Final = frozenset({"id", "call_id", "item_id", "created", "created_at", "signature", Params.FIELD})
 _OF_THE_SERVER: Final = frozenset({"system_fingerprint"})  # vLLM's tells its version and sizes
 _OF_THE_CACHE: Final = frozenset(
-    {"prompt_tokens_details", "input_tokens_details", "input_tokens", "cache_read_input_tokens"}
+    {
+        "prompt_tokens_details",
+        "input_tokens_details",
+        "input_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    }
 )
 _CHANCE: Final = _OF_THE_REQUEST | _OF_THE_SERVER | _OF_THE_CACHE
 _GROWING: Final = frozenset({"content", "text", "delta", "reasoning", "arguments", "partial_json", "thinking"})
