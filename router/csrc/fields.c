@@ -268,3 +268,23 @@ PyObject *make_room(PyObject *module, PyObject *size)
     }
     return PyByteArray_FromStringAndSize(NULL, wanted);
 }
+
+/* Takes a bytearray and two offsets in it; returns the bytes between them. */
+PyObject *copy_of(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    Py_ssize_t start, stop;
+    (void)module;
+    if (count != 3 || !PyByteArray_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "copy_of takes a bytearray and two offsets");
+        return NULL;
+    }
+    start = PyLong_AsSsize_t(arguments[1]);
+    stop = PyLong_AsSsize_t(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (start < 0 || stop < start || stop > PyByteArray_GET_SIZE(arguments[0])) {
+        PyErr_SetString(PyExc_ValueError, "not within the bytearray");
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(arguments[0]) + start, stop - start);
+}

@@ -12,8 +12,9 @@
 #include <string.h>
 
 #if defined(__SSE2__) && !defined(DUPLEX_PORTABLE)
-#include <emmintrin.h>
+#include <immintrin.h>
 #define STEP 16
+#define WIDE_STEP 32
 #else
 #define STEP 8
 #endif
@@ -33,6 +34,9 @@ static inline place skip_space(place at, place end)
         at++;
     return at;
 }
+
+/* To be called once, before all others: takes the widest steps that the processor has. */
+void choose_steps(void);
 
 /* See find_string_end. */
 place find_far_string_end(place at, place end, unsigned *holds);

@@ -11,6 +11,7 @@ static PyMethodDef methods[] = {
     {"walk", (PyCFunction)(void (*)(void))walk, METH_FASTCALL, PyDoc_STR("Pass over chunks that differ by a text.")},
     {"length_between", (PyCFunction)(void (*)(void))length_between, METH_FASTCALL,
      PyDoc_STR("Read the length of a head like another.")},
+    {"copy_of", (PyCFunction)(void (*)(void))copy_of, METH_FASTCALL, PyDoc_STR("Copy a part of a bytearray.")},
     {"make_room", make_room, METH_O, PyDoc_STR("Make a bytearray without filling it.")},
     {"render_lines", render_lines, METH_O, PyDoc_STR("Write header lines.")},
     {"split_fields", split_fields, METH_O, PyDoc_STR("Split a JSON object into names and values.")},
@@ -28,6 +29,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__scan(void)
 {
     PyObject *module;
+    choose_steps();
     if (PyType_Ready(&PlanType) < 0)
         return NULL;
     module = PyModule_Create(&definition);

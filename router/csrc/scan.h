@@ -13,6 +13,7 @@ extern PyTypeObject PlanType;
 PyObject *scan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *walk(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *length_between(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *copy_of(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *make_room(PyObject *module, PyObject *size);
 PyObject *render_lines(PyObject *module, PyObject *fields);
 PyObject *split_fields(PyObject *module, PyObject *body);

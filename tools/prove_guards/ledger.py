@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .mutation import Mutation
 
+_BOUNDARY = "router/src/duplex_router/ledger/boundary.py"
 _LEDGER = "router/src/duplex_router/ledger/ledger.py"
 _CANONICAL = "router/src/duplex_router/ledger/canonical.py"
 _READING = "router/src/duplex_router/ledger/reading.py"
@@ -51,7 +52,7 @@ MUTATIONS = (
     Mutation(
         "content match on stock",
         "a stock handle is trusted beyond the match",
-        _LEDGER,
+        _BOUNDARY,
         "[(depth, tokens) for depth, tokens in entry.tokens_known if depth <= match.depth]",
         "list(entry.tokens_known)",
         f"{_TESTS}/test_ledger.py::test_stock_engines_are_trusted_to_the_end_of_a_former_prompt_only",
@@ -59,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "content match on stock",
         "a stock handle is spent on history that two share",
-        _LEDGER,
+        _BOUNDARY,
         "    if ledger.shared(history, depth, entry.tenant):\n",
         "    if False:\n",
         f"{_TESTS}/test_ledger.py::test_stock_handles_are_not_spent_on_history_that_two_share",

@@ -66,6 +66,22 @@ MUTATIONS = (
         f"{_TESTS}/test_stream.py::test_a_handle_that_cannot_be_cut_ends_the_stream",
     ),
     Mutation(
+        "what is kept can be split",
+        "a handle is kept whose names are no UTF-8",
+        f"{_WIRE}/params.py",
+        '    if not is_text(raw):\n        raise WireError("not a handle: not UTF-8")\n',
+        "",
+        f"{_TESTS}/test_params.py::test_a_handle_that_could_not_be_split_later_is_refused_when_it_is_read",
+    ),
+    Mutation(
+        "what is kept can be split",
+        "a hand-off is kept whose names are no UTF-8",
+        f"{_WIRE}/prefill.py",
+        "    if not is_text(params):\n",
+        "    if False:\n",
+        f"{_TESTS}/test_params.py::test_a_hand_off_that_could_not_be_split_later_is_refused_when_it_is_read",
+    ),
+    Mutation(
         "threshold",
         "the policy's threshold is not sent with the handle",
         f"{_WIRE}/params.py",

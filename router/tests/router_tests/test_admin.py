@@ -87,12 +87,13 @@ def test_the_probes_prompts_are_those_that_a_model_may_be_asked() -> None:
 
 def test_explanations_are_bounded() -> None:
     kept = Explanations(limit=2)
-    for number in range(4):
-        kept.add(str(number), TurnRecord(str(number), 0.0))
+    for number in range(5):
+        kept.add(TurnRecord(str(number), 0.0))
     assert kept.get("1") is None
-    found = kept.get("3")
-    assert found is not None
-    assert found.request_id == "3"
+    for number in ("3", "4"):
+        found = kept.get(number)
+        assert found is not None
+        assert found.request_id == number
 
 
 async def status_of(url: str) -> int:

@@ -40,7 +40,7 @@ def filled(worths: Worths, *holds: tuple[str, bytes, int, float]) -> EngineHolds
     found = EngineHolds(worths)
     for name, tenant, tokens, worth in holds:
         worths.of[name] = worth
-        found.add(name, tenant, tokens, 0.0)
+        found.add(name, tenant, tokens)
     return found
 
 
@@ -60,13 +60,14 @@ def test_the_least_worth_goes_first_and_what_is_spared_stays(worths: Worths) -> 
 
 def test_a_changed_worth_counts_at_once_where_it_is_told_and_soon_where_it_is_not(worths: Worths) -> None:
     holds = filled(worths, ("a", b"t", 10, 3.0), ("b", b"t", 10, 1.0))
+    assert holds.first_to_go(10, 0.0, spared=nobody) == "b"
     worths.of["a"] = 0.5
     assert holds.first_to_go(10, 9.0, spared=nobody) == "b"
     assert holds.first_to_go(10, 10.0, spared=nobody) == "a"
     worths.of["b"] = 0.1
-    holds.changed("b", 11.0)
+    holds.changed("b")
     assert holds.first_to_go(10, 11.0, spared=nobody) == "b"
-    holds.changed("never held", 11.0)
+    holds.changed("never held")
 
 
 def test_who_holds_no_more_than_its_share_is_left_alone(worths: Worths) -> None:
@@ -92,12 +93,12 @@ def test_the_heap_always_names_what_a_full_search_would(script: list[tuple[str, 
         now += what == "turn"
         if what == "add" and name not in holds:
             worths.of[name] = worth
-            holds.add(name, tenant, 1 + number, now)
+            holds.add(name, tenant, 1 + number)
         elif what == "remove" and name in holds:
             holds.remove(name)
         elif what == "change" and name in holds:
             worths.of[name] = worth
-            holds.changed(name, now)
+            holds.changed(name)
         budget = holds.tokens // 2
         by_tenant: dict[bytes, int] = {}
         for each in holds:
@@ -110,6 +111,11 @@ def test_the_heap_always_names_what_a_full_search_would(script: list[tuple[str, 
 
 def test_looking_for_the_first_to_go_asks_for_few_worths(worths: Worths) -> None:
     holds = filled(worths, *((str(number), b"t", 1, float(number)) for number in range(2000)))
+    assert worths.asked == 0, "nobody has asked what goes first"
+    holds.prepare(1.0)
+    assert worths.asked == 0, "nor is anybody about to"
+    holds.near = holds.tokens
+    holds.prepare(1.0)
     worths.asked = 0
     for _ in range(500):
         name = holds.first_to_go(100, 1.0, spared=nobody)
@@ -202,11 +208,13 @@ def test_on_a_mixed_load_it_saves_more_tokens_than_taking_the_oldest() -> None:
 
 def test_holds_that_are_gone_take_no_memory(worths: Worths) -> None:
     holds = filled(worths, ("stays", b"t", 10, 1.0))
+    holds.near = 0.0
     for number in range(1000):
         name = f"hold-{number}"
         worths.of[name] = 2.0
-        holds.add(name, b"t", 10, 0.0)
-        holds.changed("stays", 0.0)
+        holds.add(name, b"t", 10)
+        holds.changed("stays")
+        holds.prepare(0.0)
         holds.remove(name)
     (ranking,) = holds._tenants.values()
     assert max(len(ranking._heap), len(ranking._due)) < 100

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from duplex_router.ledger.boundary import unproved_tokens
 from duplex_router.ledger.fates import Fate, Fates
 from duplex_router.ledger.history import History
-from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
+from duplex_router.ledger.ledger import Entry, Ledger, Match
 from duplex_router.wire.params import read_handle
 
 from .handles import handle_fields
@@ -68,6 +69,49 @@ def told(match: Match) -> tuple[Entry | None, int, str]:
 
 def anyone(_: Entry) -> str:
     return ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"depth": 1},
+        {"boot": "another"},
+        {"tenant": b"another"},
+        {"engine": "d2"},
+        {"whole": b"another", "marks": [b"another"]},
+    ],
+)
+@pytest.mark.parametrize("pulled", [False, True])
+def test_a_handle_in_the_place_of_a_former_one_is_as_if_that_one_had_been_retired_first(
+    clock: Clock,
+    changes: dict[str, Any],
+    pulled: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    def run(*, replaced: bool) -> list[Any]:
+        ledger = Ledger(clock)
+        other, branch = entry_of(chat(ASK), request="other"), entry_of(chat(ASK, NEXT), request="branch")
+        former = entry_of(
+            chat(ASK, REPLY), request="former", depth=len(chat(ASK).marks), whole=chat(ASK).whole, length=1
+        )
+        new = entry_of(chat(ASK, REPLY, NEXT), request="new", **changes)
+        for each in (other, branch, former):
+            ledger.add(each)
+        if pulled:
+            ledger.start_pull(former)
+        if replaced:
+            ledger.replace(former, new)
+        else:
+            ledger.retire(former, Fate.REPLACED)
+            ledger.add(new)
+        released = [entry.handle.request_id for entry in ledger.due_releases()]
+        histories = [chat(ASK), chat(ASK, REPLY), chat(ASK, NEXT), chat(ASK, REPLY, NEXT, REPLY)]
+        found = [ledger.match(history, tenant, anyone) for history in histories for tenant in (TENANT, b"another")]
+        held = sorted(entry.handle.request_id for entry in ledger)
+        names = [(match.entry and match.entry.handle.request_id, match.depth, match.reason) for match in found]
+        return [released, held, names, ledger.tokens, former.retired]
+
+    assert run(replaced=True) == run(replaced=False)
 
 
 def test_the_deepest_match_wins(ledger: Ledger) -> None:
@@ -268,12 +312,12 @@ def test_a_lapsed_handle_is_told_as_expired(ledger: Ledger, clock: Clock) -> Non
     assert told(ledger.match(chat(ASK), TENANT, anyone)) == (None, 0, "expired")
 
 
-def test_fates_are_bounded_and_the_oldest_goes() -> None:
+def test_fates_are_bounded_and_the_oldest_go() -> None:
     fates = Fates(limit=2)
-    for number in range(3):
+    for number in range(5):
         fates.note(b"%d" % number, TENANT, Fate.EXPIRED)
-    assert [fates.why([b"%d" % number], TENANT) for number in range(3)] == ["", "expired", "expired"]
-    assert fates.why([b"2"], b"other") == "tenant"
+    assert [fates.why([b"%d" % number], TENANT) for number in range(5)] == ["", "", "expired", "expired", "expired"]
+    assert fates.why([b"4"], b"other") == "tenant"
 
 
 def test_an_empty_ledger_keeps_no_index_of_tenants(ledger: Ledger) -> None:

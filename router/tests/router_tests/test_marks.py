@@ -32,3 +32,28 @@ def test_items_are_found_by_their_marks_the_newest_first(steps: list[tuple[bool,
         marks.remove(HISTORIES[item % len(HISTORIES)], item)
     assert len(marks) == 0
     assert not any(marks.newest(mark, 9) for mark in (b"a", b"b", b"y"))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=1), max_size=3), *[st.lists(st.sampled_from("abc"), max_size=4)] * 2)
+def test_what_goes_on_from_an_item_is_found_in_its_place(
+    others: list[bytes], replaced: list[str], continuing: list[str]
+) -> None:
+    def chained(names: list[str]) -> list[bytes]:
+        return ["".join(names[: end + 1]).encode() for end in range(len(names))]
+
+    former, later = chained(replaced), chained(continuing)
+    same = sum(one == other for one, other in zip(former, later, strict=False))
+    put: Marks[str] = Marks()
+    anew: Marks[str] = Marks()
+    for marks in (put, anew):
+        for number, other in enumerate([[*former[:1]], [*later[:2]], [each for each in others if each not in b"abc"]]):
+            marks.add(other, f"other {number}")
+        marks.add(former, "former")
+    put.replace("former", former, "new", later, same)
+    anew.remove(former, "former")
+    anew.add(later, "new")
+    for mark in {*former, *later, *others}:
+        assert put.newest(mark, 9) == anew.newest(mark, 9)
+        assert put.count(mark) == anew.count(mark)
+    put.remove(later, "new")
+    assert all("new" not in put.newest(mark, 9) for mark in later)

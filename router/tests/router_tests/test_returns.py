@@ -74,4 +74,5 @@ def test_classes_are_bounded_and_the_one_not_seen_for_longest_goes() -> None:
     returns = Returns(limit=2)
     for name in (b"a", b"b", b"a", b"c"):
         returns.learn(name, Kind.FIRST, 1.0, 0.0, returned=True)
+    returns.fold()
     assert [key[0] for key in returns._own] == [b"a", b"c"]

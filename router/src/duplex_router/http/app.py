@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from duplex_router.fleet.document import FleetDocument
+from duplex_router.fleet.terms import terms_of
 from duplex_router.turn.core import JSON_TYPE, Core
 from duplex_router.turn.subject import Subject
 from duplex_router.turn.trace import begin_trace
@@ -87,8 +88,9 @@ class App:
             message = "Too many requests are under way; try again."
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, headers=((b"retry-after", b"1"),))
         request = parse_inference(endpoint, body)
-        if request.model is not None and not self.core.models.serves(request.model, document.model.name):
-            message = f"The model {request.model!r} is not served here; served: {document.model.name!r}."
+        terms = terms_of(document)
+        if request.model is not None and not self.core.models.serves(request.model, terms.model):
+            message = f"The model {request.model!r} is not served here; served: {terms.model!r}."
             raise RequestError(HTTPStatus.NOT_FOUND, message, param="model")
         caller = caller_of(head)
         request.session = request.session or caller.session
@@ -96,7 +98,7 @@ class App:
         sample = self.core.trace_sample
         trace = begin_trace(caller.traceparent, sample) if sample is not None else None
         lines = caller.lines_for(request_id, trace, with_key=self._credentials.forwards)
-        tenant = caller.tenant(document.policy.tenancy)
+        tenant = caller.tenant(terms.tenancy)
         subject = Subject(request, document, tenant, lines, request_id, trace=trace)
         turn = Turn(self.core, subject, client)
         turn.start()

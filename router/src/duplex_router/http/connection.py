@@ -22,7 +22,7 @@ from duplex_router.wire.heads import (
     render_fields,
     status_line,
 )
-from duplex_router.wire.scanner import make_room
+from duplex_router.wire.scanner import copy_of, make_room
 
 from .settings import ServerSettings
 
@@ -33,8 +33,12 @@ FIRST_BODY_BYTES: Final = 64 * 1024
 BODY_GROWTH: Final = 8
 WRITE_HIGH_WATER: Final = 256 * 1024
 LINGER_SECONDS: Final = 2.0
-_SCRATCH: Final = memoryview(bytearray(64 * 1024))
+_ROOM: Final = bytearray(64 * 1024)
+_SCRATCH: Final = memoryview(_ROOM)
 """What is read into, and copied from at once."""
+
+LARGE_READ_BYTES: Final = 8 * 1024
+"""From how many bytes on a body that came with its head is copied but once, to where it stays."""
 
 _NOTHING: Final = bytearray()
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -142,7 +146,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._body:
                 self._fill_body(nbytes)
             else:
-                self._take(bytes(_SCRATCH[:nbytes]))
+                self._take_read(nbytes)
         except RequestError as error:
             self._refuse(error)
         except Exception:
@@ -174,6 +178,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._work.resume()
 
     # -- requests
+
+    def _take_read(self, size: int) -> None:
+        """Take what has been read into the scratch memory."""
+        if size >= LARGE_READ_BYTES and self._state == State.HEAD and not self._buffer:
+            end = _ROOM.find(HEAD_END, 0, size) + len(HEAD_END)
+            if len(HEAD_END) < end <= MAX_HEAD_BYTES and not _ROOM.startswith(CRLF):
+                head = self._last_head = parse_request_head(copy_of(_ROOM, 0, end), self._last_head)
+                self._start_request(head, _SCRATCH[end:size])
+                return
+        self._take(copy_of(_ROOM, 0, size))
 
     def _take(self, data: bytes) -> None:
         if self._state == State.HEAD:
@@ -215,7 +229,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         head = self._last_head = parse_request_head(data[:end], self._last_head)
         self._start_request(head, data[end:])
 
-    def _start_request(self, head: RequestHead, rest: bytes) -> None:
+    def _start_request(self, head: RequestHead, rest: bytes | memoryview) -> None:
         """Begin to read a body, of which `rest` came with the head; serve the request if that is all."""
         settings = self._app.settings
         self._head, self._keep_alive = head, self._keep_alive and head.keep_alive
@@ -227,8 +241,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             error.close = error.close or head.length != 0  # its body has not been read
             raise
         if head.length is not None and head.length <= len(rest):
-            self._drop(rest[head.length :])
-            self._serve(head, rest[: head.length])
+            if len(rest) > head.length:
+                self._drop(bytes(rest[head.length :]))
+                rest = rest[: head.length]
+            self._serve(head, bytes(rest))
             return
         now = self._app.clock()
         self._state = State.BODY
@@ -238,7 +254,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.write(_CONTINUE)
         if head.length is None:
             self._reader, self._parts, self._body_size = BodyReader(length=None, chunked=True), [], 0
-            self._feed_body(rest)
+            self._feed_body(bytes(rest))
         else:
             self._make_room(head.length, rest)
 
@@ -246,7 +262,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Take memory for a body in steps: what a client announces costs nothing until it has sent some of it."""
         self._body_size = len(received)
         self._body = make_room(min(length, max(FIRST_BODY_BYTES, BODY_GROWTH * self._body_size)))
-        self._body[: self._body_size] = received
+        memoryview(self._body)[: self._body_size] = received  # a bytearray would copy it twice
 
     def _fill_body(self, count: int) -> None:
         self._body_size += count

@@ -25,6 +25,8 @@ IDLE_SECONDS: Final = 4.0
 CONNECT_SECONDS: Final = 5.0
 MAX_HEAD_BYTES: Final = 64 * 1024
 JOIN_BELOW_BYTES: Final = 16 * 1024
+_POST: Final = b"POST"
+MAX_STARTS: Final = 32
 
 
 def _joined(pieces: list[Value], size: int) -> list[Piece]:
@@ -42,6 +44,29 @@ def _joined(pieces: list[Value], size: int) -> list[Piece]:
     if small:
         message.append(b"".join(small))
     return message
+
+
+class _Route:
+    """What leads to one engine: its idle connections, and how requests to it begin, by path."""
+
+    __slots__ = ("_address", "_key_line", "_starts", "idle")
+
+    def __init__(self, address: bytes) -> None:
+        self._address = address
+        self._key_line = b""
+        self._starts: dict[bytes, bytes] = {}
+        self.idle: list[Connection] = []
+
+    def start(self, method: bytes, path: bytes, key_line: bytes) -> bytes:
+        """Return the first lines of a request."""
+        if key_line is not self._key_line:
+            self._key_line, self._starts = key_line, {}
+        known = self._starts.get(path) if method == _POST else None
+        if known is None:
+            known = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (method, path, self._address, key_line)
+            if method == _POST and len(self._starts) < MAX_STARTS:
+                self._starts[path] = known
+        return known
 
 
 class UpstreamExchange:
@@ -192,7 +217,7 @@ class UpstreamExchange:
     def expect_by(self, seconds: float) -> None:
         """See `Exchange`."""
         self._seconds = seconds
-        self.deadline = self._pool.clock() + seconds
+        self.heard = True  # so that the pool sets the deadline when it next looks
 
     def finished(self, *, reusable: bool) -> None:
         """See `Exchange`."""
@@ -280,7 +305,7 @@ class Pool:
         self.clock = clock
         self._credentials = credentials
         self.active: set[UpstreamExchange] = set()
-        self._idle: dict[bytes, list[Connection]] = {}
+        self._routes: dict[bytes, _Route] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -301,14 +326,13 @@ class Pool:
         for piece in body:
             length += len(piece)
         key = self._credentials.engine_line
-        pieces: list[Value] = [method, b" ", path, b" HTTP/1.1\r\nhost: ", engine.address, b"\r\n", key, headers]
-        pieces.append(b"content-length: %d\r\n\r\n" % length)
+        route = self._route(engine.address)
+        pieces: list[Value] = [route.start(method, path, key), headers, b"content-length: %d\r\n\r\n" % length]
         pieces += body
         message = _joined(pieces, length)
         exchange = UpstreamExchange(self, engine, message, receiver, seconds=seconds, repeatable=repeatable)
         self.active.add(exchange)
-        idle = self._idle.setdefault(engine.address, [])
-        now = self.clock()
+        idle, now = route.idle, self.clock()
         while idle:
             connection = idle.pop()  # the one used last: the others may grow old and go
             if connection.usable(now):
@@ -328,7 +352,7 @@ class Pool:
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, engine: Engine, exchange: UpstreamExchange) -> None:
-        idle = self._idle.setdefault(engine.address, [])
+        idle = self._route(engine.address).idle
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -352,18 +376,24 @@ class Pool:
     def keep(self, connection: Connection) -> None:
         """Put a connection back for the next request."""
         connection.idle_since = self.clock()
-        self._idle.setdefault(connection.address, []).append(connection)
+        self._route(connection.address).idle.append(connection)
+
+    def _route(self, address: bytes) -> _Route:
+        route = self._routes.get(address)
+        if route is None:
+            route = self._routes[address] = _Route(address)
+        return route
 
     def tick(self) -> None:
         """End exchanges that are past their deadline, and close connections that have been idle for too long."""
         now = self.clock()
         for exchange in [each for each in self.active if not each.still_waits(now)]:
             exchange.timed_out()
-        for idle in self._idle.values():
-            while idle and not idle[0].usable(now):
-                idle.pop(0).close()
-        for address in [address for address, idle in self._idle.items() if not idle]:
-            del self._idle[address]
+        for route in self._routes.values():
+            while route.idle and not route.idle[0].usable(now):
+                route.idle.pop(0).close()
+        for address in [address for address, route in self._routes.items() if not route.idle]:
+            del self._routes[address]
 
     async def close(self) -> None:
         """Close everything; exchanges under way are lost, and new ones find nobody."""
@@ -372,7 +402,7 @@ class Pool:
             task.cancel()
         for exchange in list(self.active):
             exchange.abort()
-        for idle in self._idle.values():
-            for connection in idle:
+        for route in self._routes.values():
+            for connection in route.idle:
                 connection.close()
         await asyncio.gather(*self._connecting, return_exceptions=True)

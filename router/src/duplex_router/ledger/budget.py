@@ -7,6 +7,7 @@ hold's age: an operation costs O(log holds), and no worth in it is older than it
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
@@ -52,8 +53,11 @@ class _Ranking(Generic[T]):
         heapify(self._due)
 
     def remove(self, hold: T) -> None:
-        """Take a hold out; its places in the heaps are passed over later."""
-        del self._holds[self._places.pop(hold)]
+        """Take a hold out, if it has a place; its places in the heaps are passed over later."""
+        place = self._places.get(hold)
+        if place is not None:
+            del self._places[hold]
+            del self._holds[place]
 
     def overdue(self, now: float) -> Iterator[T]:
         """Yield, once each, the holds whose worth has to be found anew."""
@@ -75,14 +79,20 @@ class _Ranking(Generic[T]):
 
 
 class EngineHolds(Generic[T]):
-    """The holds of one engine, in the order in which they came. `tokens`: what they take together."""
+    """The holds of one engine, in the order in which they came. `tokens`: what they take together.
+
+    A hold gets its place once somebody asks what goes first: most are replaced before anybody does. `near`: from how
+    many tokens on that is to be expected, so that `prepare` gives places ahead of it.
+    """
 
     def __init__(self, worth: Worth[T]) -> None:
         self._worth = worth
         self._numbers = itertools.count()
         self._tenants: dict[bytes, _Ranking[T]] = {}
         self._all: dict[T, tuple[bytes, int]] = {}
+        self._unplaced: dict[T, None] = {}
         self.tokens = 0
+        self.near = math.inf
 
     def __len__(self) -> int:
         return len(self._all)
@@ -93,19 +103,22 @@ class EngineHolds(Generic[T]):
     def __contains__(self, hold: object) -> bool:
         return hold in self._all
 
-    def add(self, hold: T, tenant: bytes, tokens: int, now: float) -> None:
+    def add(self, hold: T, tenant: bytes, tokens: int) -> None:
         """Take a new hold."""
         self._all[hold] = (tenant, tokens)
+        self._unplaced[hold] = None
         self.tokens += tokens
         ranking = self._tenants.get(tenant)
         if ranking is None:
             ranking = self._tenants[tenant] = _Ranking()
         ranking.tokens += tokens
-        ranking.place(hold, next(self._numbers), self._worth(hold), now)
 
     def remove(self, hold: T) -> None:
         """Take a hold out."""
-        tenant, tokens = self._all.pop(hold)
+        tenant, tokens = self._all[hold]
+        del self._all[hold]
+        if hold in self._unplaced:
+            del self._unplaced[hold]
         self.tokens -= tokens
         ranking = self._tenants[tenant]
         ranking.tokens -= tokens
@@ -113,9 +126,19 @@ class EngineHolds(Generic[T]):
         if not ranking.tokens:
             del self._tenants[tenant]
 
-    def changed(self, hold: T, now: float) -> None:
-        """Find a hold's worth anew: something was learnt of it."""
+    def changed(self, hold: T) -> None:
+        """Say that something was learnt of a hold: its worth is to be found anew."""
         if hold in self._all:
+            self._unplaced[hold] = None
+
+    def prepare(self, now: float) -> None:
+        """Give new holds their places where that will be needed soon, so that no turn waits for many at once."""
+        if self.tokens >= self.near:
+            self._place(now)
+
+    def _place(self, now: float) -> None:
+        unplaced, self._unplaced = self._unplaced, {}
+        for hold in unplaced:
             self._tenants[self._all[hold][0]].place(hold, next(self._numbers), self._worth(hold), now)
 
     def first_to_go(self, budget: int, now: float, *, spared: Callable[[T], bool]) -> T | None:
@@ -124,6 +147,7 @@ class EngineHolds(Generic[T]):
         Others are left alone, so that one noisy client cannot fill the budget, unless all that those hold is `spared`.
         None where all of everyone's is.
         """
+        self._place(now)
         share = budget / max(len(self._tenants), 1)
         over = [ranking for ranking in self._tenants.values() if ranking.tokens > share]
         within = [ranking for ranking in self._tenants.values() if ranking.tokens <= share]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
+
+from .latest import Latest
 
 MAX_FATES: Final = 32_768
 
@@ -33,15 +34,11 @@ class Fates:
     """The fates of the latest entries, by the mark at their prompt's end."""
 
     def __init__(self, limit: int = MAX_FATES) -> None:
-        self._limit = limit
-        self._known: OrderedDict[bytes, tuple[bytes, Fate]] = OrderedDict()
+        self._known: Latest[bytes, tuple[bytes, Fate]] = Latest(limit)
 
     def note(self, mark: bytes, tenant: bytes, fate: Fate) -> None:
-        """Keep what became of an entry; the oldest goes beyond the limit."""
-        self._known[mark] = (tenant, fate)
-        self._known.move_to_end(mark)
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
+        """Keep what became of an entry."""
+        self._known.set(mark, (tenant, fate))
 
     def why(self, marks: Sequence[bytes], tenant: bytes) -> str:
         """Return what became of the deepest entry that shared this history; empty where none did."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-import xxhash
+from xxhash import xxh3_128_digest as _digest
 
 from duplex_router.wire.reply import Reply
 
@@ -16,48 +17,51 @@ from .content import Content
 ID_BYTES: Final = 4
 
 
-class History(Protocol):
+class History(ABC):
     """One request's content. `marks`: the chain's; `whole` and `length` name all of it.
 
     `shape`: digest of everything that may decide the prompt besides its content, to prefer among equal matches.
     `content`: what it is made of; only asked where nothing is proved.
     """
 
-    marks: list[bytes]
-    whole: bytes
-    length: int
-    shape: bytes
-    content: Content
+    __slots__ = ("content", "length", "marks", "shape", "whole")
 
+    def __init__(self, marks: list[bytes], whole: bytes, length: int, shape: bytes, content: Content) -> None:
+        self.marks = marks
+        self.whole = whole
+        self.length = length
+        self.shape = shape
+        self.content = content
+
+    @abstractmethod
     def begins_with(self, whole: bytes, length: int) -> bool:
         """Tell whether the first `length` of this history are all of the history that `whole` and `length` name."""
-        ...
 
+    @abstractmethod
     def continued(self, reply: Reply) -> list[bytes]:
         """Return the marks of this history with the engine's reply after it, as a client would send it back."""
-        ...
 
+    @abstractmethod
     def parts(self, depth: int) -> int:
         """Return how many whole parts (messages, or strides of a prompt) the first `depth` marks cover."""
-        ...
 
+    @abstractmethod
     def tokens_at(self, depth: int) -> int | None:
         """Return how many tokens the first `depth` marks cover, where the content itself says so."""
-        ...
 
+    @abstractmethod
     def boundary(self, prompt_tokens: int) -> tuple[tuple[int, int], ...]:
         """Return (marks, tokens) of its end, where a template keeps tokens from running across it."""
-        ...
 
 
-class Conversation:
+class Conversation(History):
     """A history of parts, such as messages, each in canonical form; `length` counts them.
 
     `chain`: with all of them, and what a template renders before them; `ends`: where in its marks each part ends.
     `form`: the parts that an engine's reply comes back as.
     """
 
-    __slots__ = ("_chain", "_ends", "_form", "content", "length", "marks", "shape", "whole")
+    __slots__ = ("_chain", "_ends", "_form")
 
     def __init__(
         self,
@@ -68,12 +72,8 @@ class Conversation:
         *,
         content: Content,
     ) -> None:
+        super().__init__(chain.marks, chain.digest(), len(ends), shape, content)
         self._chain, self._ends, self._form = chain, ends, form
-        self.content = content
-        self.shape = shape
-        self.marks = chain.marks
-        self.whole = chain.digest()
-        self.length = len(ends)
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """See `History`."""
@@ -87,7 +87,10 @@ class Conversation:
 
     def parts(self, depth: int) -> int:
         """See `History`."""
-        return bisect_right(self._ends, depth)
+        ends = self._ends
+        if not ends or depth >= ends[-1]:
+            return len(ends)
+        return bisect_right(ends, depth)
 
     def tokens_at(self, depth: int) -> int | None:  # noqa: ARG002 - only a template knows
         """See `History`."""
@@ -98,27 +101,21 @@ class Conversation:
         return ((len(self.marks), prompt_tokens),) if prompt_tokens else ()
 
 
-class PlainPrompt:
+class PlainPrompt(History):
     """A history of text or of token ids; `length` in bytes or tokens."""
 
-    __slots__ = ("_chain", "_data", "_unit", "content", "length", "marks", "shape", "whole")
+    __slots__ = ("_chain", "_data", "_unit")
 
     def __init__(self, data: bytes, seed: bytes, shape: bytes, *, unit: int) -> None:
-        self._data, self._unit = data, unit
-        self.content = Content.PLAIN
-        self._chain = Chain(seed)
-        self._chain.add(data)
-        self.shape = shape
-        self.length = len(data) // unit
-        self.marks = self._chain.marks
-        self.whole = self._digest(self.length)
-
-    def _digest(self, length: int) -> bytes:
-        return xxhash.xxh3_128_digest(self._data[: length * self._unit])
+        length = len(data) // unit
+        chain = Chain(seed)
+        chain.add(data)
+        super().__init__(chain.marks, _digest(data[: length * unit]), length, shape, Content.PLAIN)
+        self._data, self._unit, self._chain = data, unit, chain
 
     def begins_with(self, whole: bytes, length: int) -> bool:
         """See `History`."""
-        return length <= self.length and self._digest(length) == whole
+        return length <= self.length and _digest(self._data[: length * self._unit]) == whole
 
     def continued(self, reply: Reply) -> list[bytes]:
         """See `History`. Of token ids the reply's text says nothing."""

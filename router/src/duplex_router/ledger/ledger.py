@@ -129,7 +129,9 @@ class Ledger:
         self._borrowed: set[Entry] = set()
         self._to_give_back: list[Entry] = []
         self.looks: Timetable[Entry] = Timetable(clock)
-        """When each entry's lease has to be looked at: first after half of it, and when a turn comes from it."""
+        """When each entry's lease has to be looked at: first after half of it, and soon after a turn came from it."""
+        self._used: list[Entry] = []
+        """Those that turns came from since the last look."""
         self.tokens = 0
         self.shared_until = math.inf
         """Until when this router surely owns what it has published; later on others may have released it."""
@@ -169,23 +171,42 @@ class Ledger:
             self.forget_engine(entry.engine, Fate.BOOT)
         self._boots[entry.engine] = entry.handle.boot
         self._retire_equals(entry)
+        self._index(entry)
+        self._hold(entry)
+
+    def _hold(self, entry: Entry) -> None:
         holds = self._by_engine.get(entry.engine)
         if holds is None:
             holds = self._by_engine[entry.engine] = EngineHolds(self._worth)
-        now = self._clock()
-        holds.add(entry, entry.tenant, entry.handle.tokens, now)
-        self.looks.put(entry, (now + entry.deadline) / 2)
+        holds.add(entry, entry.tenant, entry.handle.tokens)
+        self.looks.put(entry, (self._clock() + entry.deadline) / 2)
         self.tokens += entry.handle.tokens
-        self._index(entry)
         self._note(entry, Fate.HELD)
 
-    def _retire_equals(self, entry: Entry) -> None:
+    def replace(self, former: Entry, entry: Entry) -> None:
+        """Take a new handle of a history that goes on from a former entry's prompt: that one is retired for it."""
+        index, same = self._by_tenant.get(former.tenant), _same_marks(former, entry)
+        alike = former.tenant == entry.tenant and self.same_boot(entry)
+        if index is None or former.retired or not same or not alike:
+            self.retire(former, Fate.REPLACED)  # first, so that few marks are shared
+            self.add(entry)
+            return
+        self._boots[entry.engine] = entry.handle.boot
+        self._retire_equals(entry, but=former)
+        former.retired = True
+        index.replace(former, former.marks, entry, entry.marks, same)
+        self._hold(entry)
+        self._release_if_free(former)
+
+    def _retire_equals(self, entry: Entry, but: Entry | None = None) -> None:
         """Retire older entries that hold the very same: one of them is as good as all."""
         index = self._by_tenant.get(entry.tenant)
         if index is None or not entry.marks:
             return
         for each in index.newest(entry.marks[-1], MAX_CANDIDATES):
-            if len(each.marks) == len(entry.marks) and (each.whole, each.shape) == (entry.whole, entry.shape):
+            if each is but or len(each.marks) != len(entry.marks):
+                continue
+            if each.whole == entry.whole and each.shape == entry.shape:
                 self.retire(each, Fate.REPLACED)
 
     def _note(self, entry: Entry, fate: Fate) -> None:
@@ -282,8 +303,7 @@ class Ledger:
         now = self._clock()
         self.returns.learn(entry.tenant, entry.kind, now - entry.used, now, returned=True)
         entry.used = now
-        if self._holds(entry):
-            self.looks.put(entry, now)
+        self._used.append(entry)
 
     def saved(self, entry: Entry, tokens: int) -> None:
         """Say how many tokens a turn that shares all of an entry's prompt pulled: what the next one may pull."""
@@ -344,7 +364,7 @@ class Ledger:
                 self._borrowed.remove(entry)
                 self._to_give_back.append(entry)
         elif self._holds(entry):
-            self._by_engine[entry.engine].changed(entry, self._clock())
+            self._by_engine[entry.engine].changed(entry)
 
     def due_returns(self) -> list[Entry]:
         """Return, once, the borrowed entries to be given back; the retired ones have something newer in their place."""
@@ -371,6 +391,13 @@ class Ledger:
     def due(self) -> tuple[list[Entry], int]:
         """Return the entries to be looked at now, without those that have lapsed, which are dropped; how many were."""
         now = self._clock()
+        used, self._used = self._used, []
+        for entry in used:
+            if self._holds(entry):
+                self.looks.put(entry, now)
+        self.returns.fold()
+        for holds in self._by_engine.values():
+            holds.prepare(now)
         living: list[Entry] = []
         lapsed = 0
         for entry in self.looks.due(now):
@@ -389,7 +416,10 @@ class Ledger:
         """
         retired, leaving = 0, 0
         holds = self._by_engine.get(engine)
-        while holds is not None and holds.tokens - leaving > tokens:
+        if holds is None:
+            return 0
+        holds.near = tokens / 2
+        while holds.tokens - leaving > tokens:
             entry = holds.first_to_go(tokens, self._clock(), spared=_is_spared)
             if entry is None:
                 break
@@ -404,35 +434,16 @@ class Ledger:
             self.retire(entry, Fate.DISABLED)
 
 
+def _same_marks(former: Entry, entry: Entry) -> int:
+    """Return how many marks an entry has in common with a former one, whose prompt it begins with; 0: not all of it."""
+    same = former.depth
+    most = min(len(former.marks), len(entry.marks))
+    if not 0 < same <= most or former.marks[same - 1] != entry.marks[same - 1]:
+        return 0
+    while same < most and former.marks[same] == entry.marks[same]:
+        same += 1
+    return same
+
+
 def _is_spared(entry: Entry) -> bool:
     return entry.turns > 0 or entry.retired
-
-
-class Boundary:
-    """How many tokens of a former prompt are surely those of a request, for engines that prove nothing."""
-
-    __slots__ = ("reason", "tokens")
-
-    def __init__(self, tokens: int = 0, reason: str = "") -> None:
-        self.tokens = tokens
-        self.reason = reason
-
-
-def unproved_tokens(ledger: Ledger, match: Match, history: History) -> Boundary:
-    """Return how far a stock engine's handle may be trusted: to a prompt's end, never into a reply.
-
-    Only where the match goes deeper than any history that two live entries share, since the handle is used up.
-    """
-    entry = match.entry
-    if entry is None:
-        return Boundary(reason=match.reason)
-    exact = history.tokens_at(match.depth)
-    known = [(depth, tokens) for depth, tokens in entry.tokens_known if depth <= match.depth]
-    if exact is not None:
-        known.append((match.depth, exact))
-    if not known:
-        return Boundary(reason="unproved")
-    depth, tokens = max(known)
-    if ledger.shared(history, depth, entry.tenant):
-        return Boundary(reason="shared-history")
-    return Boundary(tokens=tokens)

@@ -8,7 +8,6 @@ whatever may decide the prompt, and its messages are compared exactly.
 from __future__ import annotations
 
 import array
-import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -109,6 +108,12 @@ _FORMS: dict[Endpoint, tuple[PartForm, ReplyForm]] = {
     Endpoint.RESPONSES: (item_bytes, reply_items),
     Endpoint.MESSAGES: (blocks_bytes, reply_message),
 }
+_CHAT: Final = Endpoint.CHAT
+_COMPLETIONS: Final = Endpoint.COMPLETIONS
+_RESPONSES: Final = Endpoint.RESPONSES
+_CHAT_FORMS: Final = _FORMS[_CHAT]
+"""An Enum's member is a slow key, and what is looked up on the class is looked up slowly."""
+
 _decode_messages: Final = cast(
     "Callable[[Value], list[Fields]]",
     msgspec.json.Decoder(Annotated[list[RawFields], msgspec.Meta(min_length=1)]).decode,
@@ -125,15 +130,15 @@ def read_history(request: Inference, *, proved: bool) -> History | None:
     `proved`: the engines prove the tokens of what they pull. Raises RequestError where the field that should hold the
     content is missing or malformed, so that no engine need be asked.
     """
-    name = _CONTENT[request.endpoint]
+    name = "messages" if request.endpoint is _CHAT else _CONTENT[request.endpoint]
     raw = request.fields.get(name)
     if raw is None:
         if request.endpoint is Endpoint.COMPLETIONS and "prompt_embeds" in request.fields:
             return None
         raise RequestError(HTTPStatus.BAD_REQUEST, f"The field {name!r} is missing.", param=name)
-    shaping = _shaping_fields(request.names, proved=proved)
-    shape = _digest_of(request, shaping)
-    seed = shape if not proved or _SEEDED.issuperset(shaping) else _digest_of(request, SEEDING_FIELDS)
+    shaping = _shaping_of(request, proved=proved)
+    shape = _shape_of(request, shaping)
+    seed = shape if shaping.seeds else _digest_of(request, SEEDING_FIELDS)
     try:
         return _read(request, raw, seed, shape, proved=proved)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
@@ -141,11 +146,11 @@ def read_history(request: Inference, *, proved: bool) -> History | None:
 
 
 def _read(request: Inference, raw: Value, seed: bytes, shape: bytes, *, proved: bool) -> History | None:
-    if request.endpoint is Endpoint.COMPLETIONS:
+    if request.endpoint is _COMPLETIONS:
         return _prompt(raw, seed, shape)
-    if request.endpoint is Endpoint.RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
+    if request.endpoint is _RESPONSES and bytes(memoryview(raw)[:1]) == b'"':
         raw = b'[{"role":"user","content":%b}]' % bytes(raw)  # a text is one message of the user's
-    form, reply_form = _FORMS[request.endpoint]
+    form, reply_form = _CHAT_FORMS if request.endpoint is _CHAT else _FORMS[request.endpoint]
     if not proved:
         parts = _parts(raw, form, exact=True)
         chain = Chain(seed)
@@ -176,41 +181,51 @@ def _value(request: Inference, name: str) -> object:
     return system_without_stamp(value) if name == "system" else without_cache_control(value)
 
 
-@functools.lru_cache(maxsize=1024)
-def _shaping_fields(names: tuple[str, ...], *, proved: bool) -> tuple[str, ...]:
-    """Return those of a request's fields that may decide its prompt besides what the chain itself covers, in order."""
-    return tuple(name for name in SEEDING_FIELDS if name in names) + tuple(
-        sorted(set(names) - NEUTRAL_FIELDS - _SEEDED - set(PRELUDE_FIELDS if proved else ()))
-    )
+class _Shaping:
+    """Those of a request's fields that may decide its prompt besides what the chain itself covers, in order.
+
+    `seeds`: nothing else seeds the chain. `digests`: of the values of these fields, as they were written; clients
+    choose them, so only so many are kept, and no long ones.
+    """
+
+    __slots__ = ("digests", "names", "seeds")
+
+    def __init__(self, names: Iterable[str], *, proved: bool) -> None:
+        present = frozenset(names)
+        others = present - NEUTRAL_FIELDS - _SEEDED - frozenset(PRELUDE_FIELDS if proved else ())
+        self.names = [name for name in SEEDING_FIELDS if name in present] + sorted(others)
+        self.seeds = not proved or not others
+        self.digests: dict[bytes, bytes] = {}
 
 
-_digests: dict[tuple[str | bytes, ...], bytes] = {}
-"""Of fields' values as they were written. Clients choose them, so only so many are kept, and no long ones."""
+def _shaping_of(request: Inference, *, proved: bool) -> _Shaping:
+    key = "proved" if proved else "exact"
+    known = request.derived.get(key)
+    if isinstance(known, _Shaping):
+        return known
+    made = request.derived[key] = _Shaping(request.names, proved=proved)
+    return made
 
-MAX_KNOWN_DIGESTS: Final = 1024
+
+def _shape_of(request: Inference, shaping: _Shaping) -> bytes:
+    """Return the digest of the fields that may decide the prompt: requests of the same names share it by values."""
+    fields, names = request.fields, shaping.names
+    written = b"\0".join([fields[name] for name in names])  # no JSON has this byte
+    if len(written) > MAX_KNOWN_VALUE_BYTES:
+        return _digest_of(request, names)
+    digest = shaping.digests.get(written)
+    if digest is None:
+        if len(shaping.digests) >= MAX_KNOWN_DIGESTS:
+            shaping.digests.clear()
+        digest = shaping.digests[written] = _digest_of(request, names)
+    return digest
+
+
+MAX_KNOWN_DIGESTS: Final = 256
 MAX_KNOWN_VALUE_BYTES: Final = 1024
 
 
 def _digest_of(request: Inference, names: Iterable[str]) -> bytes:
-    key: list[str | bytes] = [request.endpoint]
-    size = 0
-    for name in names:
-        raw = request.fields.get(name)
-        if raw is not None:
-            key += (name, bytes(raw))
-            size += len(raw)
-    if size > MAX_KNOWN_VALUE_BYTES:
-        return _new_digest(request, names)
-    known = tuple(key)
-    digest = _digests.get(known)
-    if digest is None:
-        if len(_digests) >= MAX_KNOWN_DIGESTS:
-            _digests.clear()
-        digest = _digests[known] = _new_digest(request, names)
-    return digest
-
-
-def _new_digest(request: Inference, names: Iterable[str]) -> bytes:
     state = xxhash.xxh3_128(request.endpoint.encode())
     for name in names:
         value = _value(request, name)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 MAX_CLASSES: Final = 8192
+MAX_FRESH: Final = 1024
 HALF_LIFE_SECONDS: Final = 3600.0
 FADE_STEP_SECONDS: Final = 60.0
 PRIOR_HOLDS: Final = 8.0
@@ -136,22 +137,34 @@ class Returns:
         self._all = {kind: Gaps(0.0) for kind in Kind}
         self._own: OrderedDict[tuple[bytes, Kind], Gaps] = OrderedDict()
         self._guess = {kind: _guessed_rates(kind) for kind in Kind}
+        self._fresh: list[tuple[bytes, Kind, float, float, bool]] = []
+        """What is not counted yet."""
 
     def learn(self, tenant: bytes, kind: Kind, age: float, now: float, *, returned: bool) -> None:
         """Take a wait that ended with a return, or without one: by lapse, release, or loss."""
-        key = (tenant, kind)
-        own = self._own.get(key)
-        if own is None:
-            own = self._own[key] = Gaps(now)
-            if len(self._own) > self._limit:
-                self._own.popitem(last=False)
-        else:
-            self._own.move_to_end(key)
-        own.learn(age, now, returned=returned)
-        self._all[kind].learn(age, now, returned=returned)
+        self._fresh.append((tenant, kind, age, now, returned))
+        if len(self._fresh) >= MAX_FRESH:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what was learnt since: a turn only says it, and what asks for a chance pays for the rest."""
+        fresh, self._fresh = self._fresh, []
+        for tenant, kind, age, now, returned in fresh:
+            key = (tenant, kind)
+            own = self._own.get(key)
+            if own is None:
+                own = self._own[key] = Gaps(now)
+                if len(self._own) > self._limit:
+                    self._own.popitem(last=False)
+            else:
+                self._own.move_to_end(key)
+            own.learn(age, now, returned=returned)
+            self._all[kind].learn(age, now, returned=returned)
 
     def chance(self, tenant: bytes, kind: Kind, age: float, horizon: float) -> float:
         """Return the chance of a return within `horizon` seconds, for a turn that ended `age` seconds ago."""
+        if self._fresh:
+            self.fold()
         rates = self._all[kind].rates(self._guess[kind])
         own = self._own.get((tenant, kind))
         return (own.rates(rates) if own is not None else rates).chance(age, horizon)

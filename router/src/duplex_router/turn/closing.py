@@ -19,7 +19,7 @@ def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Obse
     """Count a turn that has ended with this HTTP status, and hand its record on."""
     record.status, record.ended = status, core.clock()
     record.trace = subject.trace
-    record.path, record.stream = _NAMES[subject.request.endpoint], subject.request.stream
+    record.path, record.stream = subject.request.endpoint, subject.request.stream
     history = subject.history
     if history is not None:
         record.history_depth = history.parts(len(history.marks))
@@ -37,6 +37,6 @@ def close_books(core: Core, subject: Subject, record: TurnRecord, observer: Obse
             used_up = not subject.guarded and record.outcome.pulled > 0
             core.counters.unheld["both" if used_up else "new"] += 1
     record.outcome.count(core.counters, eligible=bool(record.source))
-    core.explanations.add(record.request_id, record)
+    core.explanations.add(record)
     for observe in core.observers:
         observe(record)

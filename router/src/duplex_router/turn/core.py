@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from duplex_router.fleet.fleet import Fleet
 from duplex_router.fleet.models import Models
+from duplex_router.ledger.latest import Latest
 from duplex_router.ledger.ledger import Ledger
 from duplex_router.wire.heads import Headers
 
@@ -60,23 +60,22 @@ class LegSettings:
     gone_grace_seconds: float = 0.02
 
 
+_NO_ENGINES: Final = ("", "")
+
+
 class Sessions:
     """Which engines a client's session used last: affinity only, bounded, oldest out first."""
 
     def __init__(self, limit: int = MAX_SESSIONS) -> None:
-        self._limit = limit
-        self._engines: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
+        self._engines: Latest[bytes, tuple[str, str]] = Latest(limit)
 
     def get(self, session: bytes) -> tuple[str, str]:
         """Return the keys of the last prefill and decode engine; empty where not known."""
-        return self._engines.get(session, ("", ""))
+        return self._engines.get(session) or _NO_ENGINES
 
     def set(self, session: bytes, prefill: str, decode: str) -> None:
         """Keep the engines that a session used."""
-        self._engines[session] = (prefill, decode)
-        self._engines.move_to_end(session)
-        if len(self._engines) > self._limit:
-            self._engines.popitem(last=False)
+        self._engines.set(session, (prefill, decode))
 
 
 @dataclass(slots=True)

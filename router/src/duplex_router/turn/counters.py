@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,20 +27,46 @@ BUCKETS: Final[Sequence[float]] = (
 )
 """Upper bounds in seconds."""
 
+MAX_FRESH: Final = 1024
+
 
 class Histogram:
-    """Counts of durations by bucket."""
+    """Counts of durations by bucket. A turn only says how long it took; it is counted with others, or where asked."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("_counts", "_fresh", "_total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
-        self.total = 0.0
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._total = 0.0
+        self._fresh: list[float] = []
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
+        self._fresh.append(seconds)
+        if len(self._fresh) >= MAX_FRESH:
+            self._fold()
+
+    def _fold(self) -> None:
+        fresh, self._fresh = sorted(self._fresh), []
+        self._total += sum(fresh)
+        below = 0
+        for position, bound in enumerate(BUCKETS):
+            until = bisect_right(fresh, bound, below)
+            self._counts[position] += until - below
+            below = until
+        self._counts[-1] += len(fresh) - below
+
+    @property
+    def counts(self) -> list[int]:
+        """How many there were in each bucket, and beyond the last."""
+        self._fold()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """All seconds together."""
+        self._fold()
+        return self._total
 
 
 @dataclass(slots=True)

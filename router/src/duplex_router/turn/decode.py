@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 from duplex_router.wire.api_errors import error_event
 from duplex_router.wire.body import BodyReader, chunk
@@ -18,12 +18,15 @@ from duplex_router.wire.stream import StreamRelay
 
 from .legs import BAD_REQUEST, MAX_ANSWER_BYTES, OK, SERVER_ERROR, Answer, Exchange, Failure
 
-OBSERVERS: dict[Endpoint, type[Observer]] = {
-    Endpoint.CHAT: EventObserver,
-    Endpoint.COMPLETIONS: EventObserver,
-    Endpoint.RESPONSES: ResponsesObserver,
-    Endpoint.MESSAGES: MessagesObserver,
-}
+_RESPONSES: Final = Endpoint.RESPONSES
+_MESSAGES: Final = Endpoint.MESSAGES
+
+
+def observer_of(endpoint: Endpoint) -> Observer:
+    """Return what reads an endpoint's answer."""
+    if endpoint is _RESPONSES:
+        return ResponsesObserver()
+    return MessagesObserver() if endpoint is _MESSAGES else EventObserver()
 
 
 class DecodeListener(Protocol):
@@ -81,7 +84,7 @@ class DecodeLeg:
         self._held: list[bytes] = []
         self._size = 0
         self._started = False
-        self.observer = OBSERVERS[endpoint]()
+        self.observer = observer_of(endpoint)
         self.exchange: Exchange | None = None
 
     def broken_event(self, message: str) -> bytes:

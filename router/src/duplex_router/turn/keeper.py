@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import Policy
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.fleet import Fleet
+from duplex_router.fleet.terms import terms_of
 from duplex_router.ledger.ledger import Entry, Ledger
 from duplex_router.wire.params import Handle, lease_body, renewals
 
@@ -32,7 +32,6 @@ LEAST_GAIN_SECONDS: Final = 1.0
 LIKELY: Final = 0.1
 """The chance of return within one more lease from which a hold is kept beyond its ttl."""
 
-_GUARDED: Final = ConnectorKind.GUARDED
 _HEADERS: Final = b"content-type: application/json\r\n"
 _REFUSED_LOGIN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -146,7 +145,7 @@ class Keeper:
     def guarded(self) -> bool:
         """Whether the engines prove what they pull, so that a pull does not use a handle up."""
         document = self._fleet.document
-        return document is not None and document.model.connector is _GUARDED
+        return document is not None and terms_of(document).guarded
 
     def _renew_living(self, due: list[Entry]) -> None:
         """Renew the leases that have run half and whose conversations live; the others lapse."""

@@ -132,14 +132,19 @@ class WholeAnswer:
     def answered(self, head: ResponseHead) -> None:
         """See `Receiver`."""
         self._head = head
-        self._reader = BodyReader(length=head.length, chunked=head.chunked)
-        if self._reader.done:
-            self._complete(reusable=head.keep_alive)
+        if head.length == 0 and not head.chunked:
+            self._complete(head, b"", reusable=head.keep_alive)
 
     def received(self, data: bytes) -> None:
         """See `Receiver`."""
-        if self._reader is None or self._head is None:
+        head = self._head
+        if head is None:
             return
+        if self._reader is None:
+            if head.length == len(data):  # all of it, as it mostly is
+                self._complete(head, data, reusable=head.keep_alive)
+                return
+            self._reader = BodyReader(length=head.length, chunked=head.chunked)
         try:
             payload = self._reader.feed(data)
         except WireError:
@@ -150,12 +155,13 @@ class WholeAnswer:
         if self._size > MAX_ANSWER_BYTES:
             self._give_up()
         elif self._reader.done:
-            self._complete(reusable=self._head.keep_alive and not self._reader.surplus)
+            self._complete(head, b"".join(self._parts), reusable=head.keep_alive and not self._reader.surplus)
 
     def lost(self, failure: Failure) -> None:
         """See `Receiver`."""
-        if failure is Failure.LOST and self._reader is not None and self._reader.end_of_connection():
-            self._complete(reusable=False)
+        head = self._head
+        if failure is Failure.LOST and head is not None and head.length is None and not head.chunked:
+            self._complete(head, b"".join(self._parts), reusable=False)
         else:
             self._done(failure)
 
@@ -164,9 +170,7 @@ class WholeAnswer:
             self.exchange.abort()
         self._done(Failure.BROKEN)
 
-    def _complete(self, *, reusable: bool) -> None:
-        if self._head is None:
-            return
+    def _complete(self, head: ResponseHead, body: bytes, *, reusable: bool) -> None:
         if self.exchange is not None:
             self.exchange.finished(reusable=reusable)
-        self._done(Answer(self._head, b"".join(self._parts)))
+        self._done(Answer(head, body))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
 from duplex_router.fleet.fleet import Fleet
+from duplex_router.fleet.terms import terms_of
+from duplex_router.ledger.boundary import unproved_tokens
 from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.history import History
-from duplex_router.ledger.ledger import Entry, Ledger, Match, unproved_tokens
+from duplex_router.ledger.ledger import Entry, Ledger, Match
 from duplex_router.wire.inference import Inference
 
 from .templates import Templates
-
-_GUARDED: Final = ConnectorKind.GUARDED
 
 
 class Rejection(StrEnum):
@@ -80,17 +79,18 @@ class Offers:
 
         On stock engines an offered handle leaves the ledger here: whatever comes of it, it is never offered again.
         """
-        if not document.policy.bidirectional:
+        terms = terms_of(document)
+        if not terms.bidirectional:
             return Offer(reason=Rejection.DISABLED)
         if request.whole or history is None:
             return Offer(reason=Rejection.UNSUPPORTED_REQUEST if request.whole else Rejection.UNSUPPORTED_INPUT)
         match = self._ledger.match(history, tenant, self.why_not)
         if match.entry is None:
             return Offer(reason=match.reason)
-        if document.model.connector is _GUARDED:
-            params = match.entry.handle.offer(document.policy.recompute_threshold_tokens)
+        if terms.guarded:
+            params = match.entry.handle.offer(terms.threshold_tokens)
             return Offer(match.entry, match.depth, params)
-        return self._from_stock(request, history, match, document.model.block_size)
+        return self._from_stock(request, history, match, terms.block_size)
 
     def why_not(self, entry: Entry) -> str:
         """Say why an entry must not be offered now; empty where it may."""

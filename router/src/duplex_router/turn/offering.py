@@ -44,11 +44,12 @@ class Offering:
         self.live = False
         self.outcome = NOTHING
 
+    def search_own(self) -> None:
+        """Look for a handle where this router's ledger is the only one."""
+        self._find(None)
+
     def search(self, record: TurnRecord, go: Callable[[], None]) -> None:
         """Look for a handle, among other routers' too where they may know more; `go` is called once it is known."""
-        if self._core.shared is None:
-            self._take(None, go)
-            return
         asked = self._core.clock()
 
         def found(other: Entry | None) -> None:
@@ -58,10 +59,13 @@ class Offering:
         if not look_further(self._core, self._subject, found):
             self._take(None, go)
 
-    def _take(self, other: Entry | None, go: Callable[[], None]) -> None:
+    def _find(self, other: Entry | None) -> None:
         self.offer = find_offer(self._core, self._subject, other)
         self.live = self.offer.params is not None
         self.outcome = outcome_of(self.offer, None, offered=self.live)
+
+    def _take(self, other: Entry | None, go: Callable[[], None]) -> None:
+        self._find(other)
         source, shared = self.offer.source, self._core.shared
         if source is None or shared is None or not self.live or not source.published or self._subject.guarded:
             go()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
+
+from duplex_router.ledger.latest import Latest
 
 from .outcome import NOTHING, Outcome
 from .trace import TraceContext
@@ -91,15 +92,11 @@ class Explanations:
     """The latest turns by request id; bounded."""
 
     def __init__(self, limit: int = MAX_EXPLAINED) -> None:
-        self._limit = limit
-        self._records: OrderedDict[str, TurnRecord] = OrderedDict()
+        self._records: Latest[str, TurnRecord] = Latest(limit)
 
-    def add(self, request_id: str, record: TurnRecord) -> None:
-        """Keep a turn's record; the oldest goes beyond the limit."""
-        self._records[request_id] = record
-        self._records.move_to_end(request_id)
-        if len(self._records) > self._limit:
-            self._records.popitem(last=False)
+    def add(self, record: TurnRecord) -> None:
+        """Keep a turn's record."""
+        self._records.set(record.request_id, record)
 
     def get(self, request_id: str) -> TurnRecord | None:
         """Return a turn's record, or None where it is not, or no longer, known."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duplex_router.fleet.engines import Engine
 from duplex_router.fleet.pairs import Way
-from duplex_router.ledger.fates import Fate
 from duplex_router.ledger.ledger import EXPIRY_MARGIN_SECONDS, Entry
 from duplex_router.ledger.returns import Kind
 from duplex_router.wire.errors import WireError
@@ -53,8 +52,10 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         return
     core.fleet.booted(engine, handle.boot)
     if finished.read_hand_off:
-        judge = core.fleet.transfer_failed if handle.computed_alone else core.fleet.transfer_worked
-        judge(finished.prefill, engine.key, Way.HAND_OFF)
+        if handle.computed_alone:
+            core.fleet.transfer_failed(finished.prefill, engine.key, Way.HAND_OFF)
+        else:
+            core.fleet.transfer_worked(finished.prefill, engine.key, Way.HAND_OFF)
     history = subject.history
     if subject.ttl == 0 or history is None or finished.observer.failed:
         core.keeper.release_unowned(handle, engine.key, finished.revision)
@@ -75,21 +76,30 @@ def keep_handle(core: Core, subject: Subject, offer: Offer, finished: FinishedTu
         deadline=now + subject.ttl,
         kind=_kind(finished.observer, source),
         saves=source.saves if source is not None else 1.0,
-        margin=max(EXPIRY_MARGIN_SECONDS, subject.document.policy.margin_seconds),
+        margin=max(EXPIRY_MARGIN_SECONDS, subject.terms.margin_seconds),
         tokens_known=_tokens_known(core, subject, offer, finished),
     )
     if source is not None and history.begins_with(source.whole, source.length):
-        core.ledger.retire(source, Fate.REPLACED)  # first, so that few marks are shared
-    core.ledger.add(entry)
+        core.ledger.replace(source, entry)
+    else:
+        core.ledger.add(entry)
     if core.shared is not None:
         core.shared.publish(entry)
-    if engine.kv_tokens is not None:
-        budget = engine.kv_tokens * subject.document.policy.retention_percent // 100
-        budget //= core.shared.routers if core.shared is not None else 1
-        core.counters.holds_ended["over-budget"] += core.ledger.keep_within(engine.key, budget)
+    _keep_within_budget(core, subject, engine)
     core.keeper.flush()
     if subject.request.session:
         core.sessions.set(subject.request.session, finished.prefill, engine.key)
+
+
+def _keep_within_budget(core: Core, subject: Subject, engine: Engine) -> None:
+    """Retire what an engine holds for this router beyond its part of the budget."""
+    if engine.kv_tokens is None:
+        return
+    budget = engine.kv_tokens * subject.terms.retention_percent // 100
+    budget //= core.shared.routers if core.shared is not None else 1
+    retired = core.ledger.keep_within(engine.key, budget)
+    if retired:
+        core.counters.holds_ended["over-budget"] += retired
 
 
 def _tokens_known(core: Core, subject: Subject, offer: Offer, finished: FinishedTurn) -> tuple[tuple[int, int], ...]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from duplex_connector.contract import ConnectorKind
 from duplex_router.fleet.document import FleetDocument
+from duplex_router.fleet.terms import terms_of
 from duplex_router.ledger.history import History
 from duplex_router.ledger.reading import read_history
 from duplex_router.wire.inference import Inference
 
 from .trace import TraceContext
-
-_GUARDED: Final = ConnectorKind.GUARDED
 
 
 class Subject:
@@ -23,7 +19,7 @@ class Subject:
 
     __slots__ = (
         "document", "guarded", "headers", "history", "request", "request_id", "revision", "shares_token_ids",
-        "tenant", "trace", "ttl",
+        "tenant", "terms", "trace", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -44,7 +40,8 @@ class Subject:
         self.request_id = request_id
         self.revision = revision
         self.trace = trace
-        self.guarded = document.model.connector is _GUARDED
+        self.terms = terms_of(document)
+        self.guarded = self.terms.guarded
         """Whether the engines prove what they pull."""
         self.history: History | None = read_history(request, proved=self.guarded)
         if not (self.guarded or self.request.tells_handle or self.request.whole):
@@ -56,10 +53,8 @@ class Subject:
         """For how many seconds decode shall hold the finished turn, before any renewal; 0: not at all."""
 
     def _ttl(self) -> float:
-        policy = self.document.policy
+        terms = self.terms
         followed = self.history is not None and bool(self.history.marks)
-        told = self.request.tells_handle and (policy.streams or not self.request.stream)
-        kept = policy.bidirectional and not self.request.whole and followed and told
-        if not kept:
-            return 0
-        return policy.lease if self.guarded else policy.ttl_seconds
+        told = self.request.tells_handle and (terms.streams or not self.request.stream)
+        kept = terms.bidirectional and not self.request.whole and followed and told
+        return terms.hold_seconds if kept else 0.0

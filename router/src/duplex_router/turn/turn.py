@@ -13,7 +13,6 @@ from duplex_router.wire.api_errors import engines_error, error_body, frees_hand_
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Value
 from duplex_router.wire.heads import Headers, ResponseHead
-from duplex_router.wire.inference import PATHS
 from duplex_router.wire.params import MISS, decode_alone
 from duplex_router.wire.prefill import PrefillAnswer, hand_off_to_decode, read_prefill_answer
 
@@ -80,7 +79,11 @@ class Turn:
         core = self._core
         core.counters.turns += 1
         core.counters.in_flight += 1
-        self._offering.search(self._record, self._begin)
+        if core.shared is None:
+            self._offering.search_own()
+            self._begin()
+        else:
+            self._offering.search(self._record, self._begin)
 
     def _begin(self) -> None:
         if not self._watched:
@@ -403,7 +406,7 @@ class Turn:
 
     @property
     def _path(self) -> bytes:
-        return PATHS[self._subject.request.endpoint]
+        return self._subject.request.path
 
     def _own_headers(self) -> Headers:
         return self._offering.outcome.headers(self._subject.request_id)

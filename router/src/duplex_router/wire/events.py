@@ -37,7 +37,7 @@ class EventObserver(Observer):
 
     def see(self, data: bytes, start: int, stop: int) -> bytes | None:
         """See `Observer`."""
-        if stop - start == len(DONE) and data.startswith(DONE, start):
+        if stop - start == len(DONE) and data[start:stop] == DONE:
             self.spoke = self.ended = True
             return None
         found = scan(EVENT, data, start, stop)

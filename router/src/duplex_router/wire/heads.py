@@ -5,7 +5,6 @@ RFC 9110 and RFC 9112; section numbers below are RFC 9112's unless another is na
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
@@ -390,11 +389,16 @@ def render_fields(headers: Headers) -> bytes:
     return b"".join(pieces)
 
 
-@functools.lru_cache(maxsize=256)
+_status_lines: dict[int, bytes] = {}
+
+
 def status_line(status: int) -> bytes:
     """Return `HTTP/1.1 200 OK` and the line's end for a status; unknown ones go without their phrase."""
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    known = _status_lines.get(status)
+    if known is None:
+        try:
+            phrase = HTTPStatus(status).phrase
+        except ValueError:
+            phrase = ""
+        known = _status_lines[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    return known

@@ -5,7 +5,6 @@ The client's `kv_transfer_params` never pass: they would let it name others' mem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
@@ -31,27 +30,25 @@ class Endpoint(StrEnum):
     MESSAGES = "/v1/messages"
 
 
-PATHS: Final = {endpoint: endpoint.encode() for endpoint in Endpoint}
-"""As they stand in requests."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Legs:
     """What each leg of an endpoint has of its own.
 
-    `own`: fields that shape the answer but not the KV: the decode leg has the client's, the prefill leg `prefill`.
-    `decode`: what the decode leg has whatever the client says.
+    `path`: where both go. `own`: fields that shape the answer but not the KV: the decode leg has the client's, the
+    prefill leg `prefill`. `decode`: what the decode leg has whatever the client says.
     """
 
-    own: frozenset[str]
-    prefill: bytes
-    decode: bytes = b""
+    __slots__ = ("decode", "own", "path", "prefill")
+
+    def __init__(self, endpoint: Endpoint, own: frozenset[str], prefill: bytes, decode: bytes = b"") -> None:
+        self.path = endpoint.encode()
+        self.own = own
+        self.prefill = prefill
+        self.decode = decode
 
 
 _COMMON_OWN: Final = frozenset({"stream", "stream_options", "max_tokens"})
-_COMPLETION: Final = _Legs(
-    own=_COMMON_OWN
-    | {
+_COMPLETION_OWN: Final = _COMMON_OWN | frozenset(
+    {
         "max_completion_tokens",
         "min_tokens",
         "n",
@@ -64,19 +61,20 @@ _COMPLETION: Final = _Legs(
         "return_prompt_text",
         "return_weight_versions",
         "stop",
-    },
-    prefill=b'"max_tokens":1,"stream":false',
+    }
 )
+_ONE_TOKEN: Final = b'"max_tokens":1,"stream":false'
 _LEGS: dict[Endpoint, _Legs] = {
-    Endpoint.CHAT: _COMPLETION,
-    Endpoint.COMPLETIONS: _COMPLETION,
+    Endpoint.CHAT: _Legs(Endpoint.CHAT, _COMPLETION_OWN, _ONE_TOKEN),
+    Endpoint.COMPLETIONS: _Legs(Endpoint.COMPLETIONS, _COMPLETION_OWN, _ONE_TOKEN),
     # A stored response lives in the memory of the one engine that made it and would never be found again.
     Endpoint.RESPONSES: _Legs(
+        Endpoint.RESPONSES,
         own=frozenset({"stream", "stream_options", "max_output_tokens", "top_logprobs", "include", "stop", "store"}),
         prefill=b'"max_output_tokens":1,"stream":false,"store":false',
         decode=b',"store":false',
     ),
-    Endpoint.MESSAGES: _Legs(own=_COMMON_OWN | {"stop_sequences"}, prefill=b'"max_tokens":1,"stream":false'),
+    Endpoint.MESSAGES: _Legs(Endpoint.MESSAGES, _COMMON_OWN | {"stop_sequences"}, _ONE_TOKEN),
 }
 
 _FOREIGN_FIELDS: Final = (Params.FIELD, Params.ENCODER_FIELD)
@@ -101,11 +99,13 @@ class Inference:
 
     `body`: as it came. `fields`: what both legs share, `names` their names in order, and `common` the same as it stands
     between braces, in pieces; `own`: the client's values of what each leg has for itself. `intact`: the decode leg may
-    have the body as it came. `whole`: why the turn cannot be split into two legs, empty where it can.
+    have the body as it came. `whole`: why the turn cannot be split into two legs, empty where it can. `derived`:
+    what others have made of the names alone, whatever the values; requests of the same names share it.
     """
 
     __slots__ = (
-        "body", "common", "endpoint", "fields", "intact", "model", "names", "own", "session", "size", "stream", "whole",
+        "_legs", "body", "common", "derived", "endpoint", "fields", "intact", "model", "names", "own", "path",
+        "session", "size", "stream", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +122,12 @@ class Inference:
         common: list[Value],
         intact: bool,
         names: tuple[str, ...],
+        derived: dict[str, object],
+        legs: _Legs,
     ) -> None:
+        self.derived = derived
+        self._legs = legs
+        self.path = legs.path
         self.endpoint = endpoint
         self.body = body
         self.fields = fields
@@ -139,19 +144,19 @@ class Inference:
     @property
     def tells_handle(self) -> bool:
         """Whether the answer carries the handle. vLLM 0.33 streams Anthropic's events without it."""
-        return not (self.stream and self.endpoint is Endpoint.MESSAGES)
+        return not (self.stream and self.endpoint is _MESSAGES)
 
     @property
     def takes_token_ids(self) -> bool:
         """Whether decode can be given prefill's token ids, sparing it template and tokenizer (chat, vLLM >= 0.32)."""
-        return self.endpoint is Endpoint.CHAT
+        return self.endpoint is _CHAT
 
     def prefill_body(self, params: bytes, *, token_ids: bool = False) -> list[Value]:
         """Return the prefill leg's body: one token, not streamed, with `params` as its kv_transfer_params.
 
         `token_ids`: the answer shall name the prompt's.
         """
-        own = _LEGS[self.endpoint].prefill
+        own = self._legs.prefill
         return [b"{", *self.common, b",", own, _TOKEN_IDS if token_ids else b"", _PARAMS, params, b"}"]
 
     def decode_body(self, params: bytes | None) -> list[Value]:
@@ -160,7 +165,7 @@ class Inference:
         if self.intact:
             pieces = [self.body[:-1] if self.size < COPIED_BELOW_BYTES else memoryview(self.body)[:-1]]
         else:
-            decode = _LEGS[self.endpoint].decode
+            decode = self._legs.decode
             pieces = [b"{", *self.common, *([b",", *field_pieces(self.own)] if self.own else ()), decode]
         pieces += [b"}"] if params is None else [_PARAMS, params, b"}"]
         return pieces
@@ -177,15 +182,18 @@ class _Layout:
     kinds, `shared` the former alone.
     """
 
-    __slots__ = ("asks", "keys", "names", "shared", "usual")
+    __slots__ = ("asks", "derived", "keys", "legs", "names", "session", "shared", "usual")
 
     def __init__(self, endpoint: Endpoint, names: list[str]) -> None:
-        legs = _LEGS[endpoint]
+        legs = self.legs = _LEGS[endpoint]
         present = set(names)
         self.names = names
         self.shared = tuple(name for name in names if name not in legs.own)
         self.usual = bool(self.shared) and len(present) == len(names) and not legs.decode and not present & _UNUSUAL
         self.asks = not present.isdisjoint(WHOLE_FIELDS)
+        self.derived: dict[str, object] = {}
+        self.session = next((name for name in SESSION_FIELDS if name in present), "")
+        """Which field names the session; empty where none does."""
         self.keys: list[bytes] = []
         comma = b""
         for name in names:
@@ -203,18 +211,23 @@ COPIED_BELOW_BYTES: Final = 16 * 1024
 _UNUSUAL: Final = {*_FOREIGN_FIELDS, "vllm_xargs"}
 MAX_LAYOUTS: Final = 256
 MAX_LAYOUT_BYTES: Final = 1024
-_layouts: dict[tuple[Endpoint, bytes], _Layout] = {}
+_chat_layouts: dict[bytes, _Layout] = {}
+_other_layouts: dict[Endpoint, dict[bytes, _Layout]] = {endpoint: {} for endpoint in Endpoint}
 """By endpoint and names. Clients choose these, so only so many are kept."""
+
+_CHAT: Final = Endpoint.CHAT
+_MESSAGES: Final = Endpoint.MESSAGES
 
 
 def _layout_of(endpoint: Endpoint, names: bytes) -> _Layout:
-    layout = _layouts.get((endpoint, names))
+    layouts = _chat_layouts if endpoint is _CHAT else _other_layouts[endpoint]  # an Enum's member is a slow key
+    layout = layouts.get(names)
     if layout is None:
         layout = _Layout(endpoint, msgspec.json.decode(b"[%b]" % names))
         if len(names) <= MAX_LAYOUT_BYTES:
-            if len(_layouts) >= MAX_LAYOUTS:
-                _layouts.clear()
-            _layouts[endpoint, names] = layout
+            if len(layouts) >= MAX_LAYOUTS:
+                layouts.clear()
+            layouts[names] = layout
     return layout
 
 
@@ -243,7 +256,7 @@ def _lay_out(endpoint: Endpoint, body: Piece, names_size: int, values: list[Valu
             common.append(value)
         else:
             own[layout.names[position]] = value
-    whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES) if layout.asks else ""
+    whole = why_whole(fields, own, is_messages=endpoint is _MESSAGES) if layout.asks else ""
     stream = _stream(own)
     return Inference(
         endpoint=endpoint,
@@ -252,11 +265,13 @@ def _lay_out(endpoint: Endpoint, body: Piece, names_size: int, values: list[Valu
         body=body,
         model=_model(fields),
         stream=stream,
-        session=_session(fields),
+        session=bytes(fields[layout.session]) if layout.session else b"",
         whole=whole,
         common=common,
         intact=len(body) == compact,
         names=layout.shared,
+        derived=layout.derived,
+        legs=layout.legs,
     )
 
 
@@ -279,7 +294,7 @@ def _parse(endpoint: Endpoint, body: Piece) -> Inference:
     # Nothing of it is left out or said anew, no field occurs twice, and another one may follow the last.
     intact = len(body) == compact and len(fields) == count > 0 and not legs.decode
     own = {name: fields.pop(name) for name in [each for each in fields if each in legs.own]}
-    whole = why_whole(fields, own, is_messages=endpoint is Endpoint.MESSAGES)
+    whole = why_whole(fields, own, is_messages=endpoint is _MESSAGES)
     stream = _stream(own)
     if legs.decode:
         own.pop("store", None)
@@ -296,6 +311,8 @@ def _parse(endpoint: Endpoint, body: Piece) -> Inference:
         common=field_pieces(fields) or [b'"model":null'],
         intact=intact,
         names=tuple(fields),
+        derived={},
+        legs=legs,
     )
 
 
@@ -321,21 +338,42 @@ def _refuse_state(fields: Fields) -> None:
             raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
 
 
+_models: dict[bytes, str] = {}
+"""As they were written. Clients choose them, so only so many are kept, and no long ones."""
+
+MAX_KNOWN_MODELS: Final = 256
+MAX_KNOWN_MODEL_BYTES: Final = 256
+
+
 def _model(fields: Fields) -> str | None:
     raw = fields.get("model")
-    if raw is None or is_null(raw):
+    if raw is None:
         return None
+    written = bytes(raw)
+    known = _models.get(written)
+    if known is not None or written == NULL:
+        return known
     try:
-        return _decode_text(raw)
+        model = _decode_text(raw)
     except msgspec.ValidationError as error:
         raise RequestError(HTTPStatus.BAD_REQUEST, "The field 'model' must be a string.", param="model") from error
+    if len(written) <= MAX_KNOWN_MODEL_BYTES:
+        if len(_models) >= MAX_KNOWN_MODELS:
+            _models.clear()
+        _models[written] = model
+    return model
 
 
 def _stream(own: Fields) -> bool:
-    raw = bytes(own.get("stream", _FALSE))
+    value = own.get("stream")
+    if value is None:
+        return False
+    raw = bytes(value)
+    if raw == _TRUE:
+        return True
     if raw not in _STREAMS:
         raise RequestError(HTTPStatus.BAD_REQUEST, "The field 'stream' must be true or false.", param="stream")
-    return raw == _TRUE
+    return False
 
 
 def _session(fields: Fields) -> bytes:

@@ -5,7 +5,6 @@ The object is opaque but for the few keys read here: every other key goes on as 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -82,10 +81,18 @@ def renewals(seconds: Mapping[str, float]) -> bytes:
     return _RENEWAL % msgspec.json.encode(wanted)
 
 
-@functools.lru_cache(maxsize=4096)
+_boots: dict[str, str] = {}
+MAX_KNOWN_BOOTS: Final = 4096
+
+
 def _boot_of(engine_id: str) -> str:
     """Return what all ranks of an engine share of their ids."""
-    return _DATA_PARALLEL_SUFFIX.sub("", engine_id)
+    known = _boots.get(engine_id)
+    if known is None:
+        if len(_boots) >= MAX_KNOWN_BOOTS:
+            _boots.clear()
+        known = _boots[engine_id] = _DATA_PARALLEL_SUFFIX.sub("", engine_id)
+    return known
 
 
 class Handle:

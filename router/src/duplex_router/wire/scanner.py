@@ -76,6 +76,10 @@ def _length_between(before: bytes, head: bytes, after: bytes) -> int:
     return int(digits) if digits.isdigit() and digits[0] != _ZERO else -1
 
 
+def _copy_of(room: bytearray, start: int, stop: int) -> bytes:
+    return bytes(memoryview(room)[start:stop])
+
+
 def _cannot_tell(*_: object) -> None:
     return None
 
@@ -100,6 +104,9 @@ length_between: Callable[[bytes, bytes, bytes], int] = _length_between if _nativ
 
 make_room: Callable[[int], bytearray] = bytearray if _native is None else _native.make_room
 """Return a bytearray of a size, to be filled by who asks: it may hold whatever was in memory."""
+
+copy_of: Callable[[bytearray, int, int], bytes] = _copy_of if _native is None else _native.copy_of
+"""Return the bytes between two offsets."""
 
 render_lines: Callable[[Sequence[tuple[bytes, bytes]]], bytes | None] = (
     _cannot_tell if _native is None else _native.render_lines

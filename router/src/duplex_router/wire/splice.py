@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -28,7 +27,8 @@ def told_own_at(data: bytes, found: list[Any], own: int, start: int, stop: int) 
         return 0
     own_start: int = found[own + OWN_START]
     own_stop: int = found[own + OWN_STOP]
-    if own_stop != stop - 1 or not data.startswith(_OWN_OPENING, own_start - len(_OWN_FIELD)):
+    before = own_start - len(_OWN_FIELD)
+    if own_stop != stop - 1 or before < start or data[before : own_start + 2] != _OWN_OPENING:
         return 0
     ours = (
         found[own + OWN_TTL] is not None or found[own + OWN_THRESHOLD] is not None or found[own + OWN_KEEP] is not None
@@ -87,7 +87,15 @@ def with_duplex(fields: Mapping[str, Value], more: Mapping[str, bytes]) -> bytes
     return join_object({**rest, Params.DUPLEX: join_object(inner)})
 
 
-@functools.lru_cache(maxsize=64)
+_numbers: dict[float, bytes] = {}
+MAX_KNOWN_NUMBERS: Final = 64
+
+
 def number(value: float) -> bytes:
     """Return a number as JSON, a whole one without a fraction."""
-    return msgspec.json.encode(int(value) if value == int(value) else value)
+    known = _numbers.get(value)
+    if known is None:
+        if len(_numbers) >= MAX_KNOWN_NUMBERS:
+            _numbers.clear()
+        known = _numbers[value] = msgspec.json.encode(int(value) if value == int(value) else value)
+    return known

@@ -77,6 +77,11 @@ class StreamRelay:
                     continue
                 if position >= length:
                     break
+            if length - position == len(LAST_CHUNK) and data[position:] == LAST_CHUNK:
+                out.append(data[kept:position])
+                self.done = True
+                out.append(self._finish())
+                return b"".join(out)
             line_end = data.find(CRLF, position, position + MAX_SIZE_LINE)
             if line_end < 0:
                 if length - position >= MAX_SIZE_LINE:
@@ -121,12 +126,8 @@ class StreamRelay:
 
     def _end_of_chunks(self, data: bytes, position: int) -> None:
         """Read the last chunk and its trailer, which starts at `position`."""
-        rest = data[position:]
-        if rest == LAST_CHUNK:
-            self.done, self._carry = True, b""
-            return
         last = BodyReader(length=None, chunked=True)
-        last.feed(rest)
+        last.feed(data[position:])
         self.done, self.surplus = last.done, last.surplus
         self._carry = b"" if last.done else data[position:]
 
