@@ -79,7 +79,7 @@ def anyone(_: Entry) -> str:
         {"boot": "another"},
         {"tenant": b"another"},
         {"engine": "d2"},
-        {"whole": b"another", "marks": [b"another"]},
+        {"whole": b"another", "marks": [b"another"], "depth": 1},
     ],
 )
 @pytest.mark.parametrize("pulled", [False, True])
