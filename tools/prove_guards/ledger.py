@@ -29,8 +29,8 @@ MUTATIONS = (
         "content match",
         "what shapes the prompt does not seed the marks",
         _READING,
-        "shaping = _shaping_fields(request.names, proved=proved)",
-        'shaping = ("model",)',
+        "shaping = _shaping_of(request, proved=proved)",
+        'shaping = _Shaping(["model"], proved=proved)',
         f"{_TESTS}/test_history.py::test_sampling_does_not_matter_and_what_shapes_the_prompt_does_where_nothing_is_proved",
     ),
     Mutation(

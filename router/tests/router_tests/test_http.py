@@ -204,7 +204,7 @@ async def test_engine_connections_are_reused_and_have_no_delay(tmp_path: Path) -
             await under_test.exchange(post())
         assert under_test.prefill.connections - before <= 1
         pool = under_test.router.service.pool
-        (idle, *_) = [each for connections in pool._idle.values() for each in connections]
+        (idle, *_) = [each for route in pool._routes.values() for each in route.idle]
         assert idle._transport is not None
         sock = idle._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -214,10 +214,10 @@ async def test_an_engine_connection_that_grows_old_is_closed_before_the_engine_d
     async with site(tmp_path) as under_test:
         await under_test.exchange(post())
         pool = under_test.router.service.pool
-        assert pool._idle
+        assert any(route.idle for route in pool._routes.values())
         pool.clock = lambda: time.monotonic() + IDLE_SECONDS
         pool.tick()
-        assert not pool._idle
+        assert not any(route.idle for route in pool._routes.values())
 
 
 async def test_a_pooled_connection_that_turns_out_closed_is_replaced(tmp_path: Path) -> None:

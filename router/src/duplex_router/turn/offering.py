@@ -78,6 +78,14 @@ class Offering:
 
         shared.claim(source, claimed)
 
+    def source_name(self) -> str:
+        """Return the name of the engine whose hold was matched; empty where none was."""
+        source = self.offer.source
+        if source is None:
+            return ""
+        holder = self._core.fleet.engines.get(source.engine)
+        return holder.name if holder is not None else source.engine
+
     def over(self) -> None:
         """Say that the turn is over."""
         if self.offer.source is not None:

@@ -443,10 +443,7 @@ class Turn:
         if self._ticket is not None:
             self._core.admission.leave(self._ticket)
         record.revision, record.outcome, record.matched_depth = self._revision, offering.outcome, offering.offer.depth
-        if offering.offer.source is not None:
-            key = offering.offer.source.engine
-            holder = self._core.fleet.engines.get(key)
-            record.source = holder.name if holder is not None else key
+        record.source = offering.source_name()
         observer = self._decoder.observer if self._decoder is not None else None
         close_books(self._core, self._subject, record, observer, status)
         # What holds one another lets go, so that no garbage collector is needed.
