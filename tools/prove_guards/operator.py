@@ -110,8 +110,8 @@ MUTATIONS = (
         "no edit is lost",
         "what the answer to a status write shows is taken for known",
         "operator/src/duplex_operator/reconcile/reconciler.py",
-        "return 0.0 if edited else decided.requeue_after",
-        "return decided.requeue_after",
+        "return 0.0 if edited else pause",
+        "return pause",
         "operator/tests/operator_tests/reconcile/test_reconciler.py"
         "::test_an_edit_that_the_answer_to_a_status_write_shows_is_worked_on_at_once",
     ),
