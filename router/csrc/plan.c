@@ -8,8 +8,8 @@
  *   "raw"     any value: its bytes
  *   "said"    a string: True where it is not empty
  *   "listed"  an array: True where it is not empty
- * A name that ends in `?` may also be null, which is as if it were absent, and so may any object. A dict within a tuple
- * asks where its object begins and ends.
+ * A name that ends in `?` may also be null, which is as if it were absent, and so may any object but an array's item. A
+ * dict within a tuple asks where its object begins and ends.
  * `scan` returns a list, in the plan's order: of each value what is named above, or None where it is absent; of each
  * object, before its values, True or those two offsets; of each array, before its item, its length.
  * It returns None for everything else, a wanted key that occurs twice among it.
@@ -117,6 +117,8 @@ static struct node *make_node(PyObject *spec, Py_ssize_t *slots)
         node->inner[0] = make_node(PyList_GET_ITEM(spec, 0), slots);
         if (!node->inner[0])
             goto failed;
+        if (node->inner[0]->kind == OBJECT)
+            node->inner[0]->nullable = false;
     } else {
         if (!read_kind(node, spec))
             goto failed;

@@ -149,6 +149,7 @@ def offered(observer: Observer) -> Any:
 @example(b'{"choices":[{"delta":{"content":"a","content":"b"}}]}')
 @example(b'{"choices":[{"delta":{"content":"\xff"}}]}')
 @example(b'{"error":{},"choices":[]}')
+@example(b'{"choices":[null],"kv_transfer_params":null}')
 @example(b'{"kv_transfer_params":{},"choices":[]}')
 @example(b'{"kv_transfer_params":%b}' % json.dumps(handle_fields()).encode().replace(b"{", b'{"x":{"\xc2,\x80":1},', 1))
 def test_an_event_says_the_same_however_it_is_read(data: bytes) -> None:
@@ -179,6 +180,7 @@ def prefilled(read: Any, body: bytes) -> Any:
 
 @settings(max_examples=400, deadline=None)
 @given(spoilt(PREFILL_VALUES))
+@example(b'{"status":"completed","kv_transfer_params":{"do_remote_prefill":false},"last":{"\x80":null}}')
 def test_a_prefill_answer_says_the_same_however_it_is_read(body: bytes) -> None:
     if isinstance(found := prefilled_or_error(prefill.read_prefill_answer, body), Exception):
         assert isinstance(prefilled_or_error(prefill._parse_prefill_answer, body), type(found))

@@ -162,9 +162,9 @@ def _told_report(found: list[Any], own: int) -> Report | None:
 
 
 def _prefill_answer(answer: PrefillBody, params: bytes) -> PrefillAnswer:
-    if not is_text(params):
-        raise WireError("what is handed off is no UTF-8")
     told, own, at = read_params(params, decode_engine_params) if params else (EngineParams(), None, 0)
+    if not is_text(params):  # only now: what is no JSON was cut at the wrong place
+        raise WireError("what is handed off is no UTF-8")
     report = None
     if own is not None:
         report = Report(
