@@ -77,8 +77,8 @@ MUTATIONS = (
         "what is kept can be split",
         "a hand-off is kept whose names are no UTF-8",
         f"{_WIRE}/prefill.py",
-        "    if not is_text(params):\n",
-        "    if False:\n",
+        "    if not is_text(params):",
+        "    if False:",
         f"{_TESTS}/test_params.py::test_a_hand_off_that_could_not_be_split_later_is_refused_when_it_is_read",
     ),
     Mutation(
