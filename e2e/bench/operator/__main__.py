@@ -17,6 +17,7 @@ from typing import Any, Final
 from bench.router.machine import BenchError, description, enter_namespace
 from duplex_lab.errors import LabError
 from duplex_lab.paths import REPOSITORY
+from duplex_lab.programs import ensure_programs
 from duplex_lab.progress import Progress
 
 from .processes import Kept, Operator, StuckError, account, wait_for, writes
@@ -194,6 +195,7 @@ def main() -> int:
     options = parser.parse_args()
     progress = Progress()
     try:
+        ensure_programs(progress)  # in the namespace there is no network to get them with
         enter_namespace("bench.operator", sys.argv[1:])
         with tempfile.TemporaryDirectory(prefix="duplex-bench-") as folder, running(Path(folder)) as world:
             keys = keys_of((options.servings or SERVINGS // 10) if options.quick else SERVINGS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 where nothing is wrong, 1 where something is, 2 where the input cannot be read."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who reads has seen enough, as `| head`; nothing is left to say at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (InputError, ConfigError, OSError, UnicodeError) as problem:
         sys.stderr.write(f"duplex: {problem}\n")
         return 2

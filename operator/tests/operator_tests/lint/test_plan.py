@@ -1,5 +1,8 @@
 """`duplex plan`: the planner's own steps, and what must hold in each of them whatever is changed into what."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from operator_tests.api.objects import serving, serving_object
 
 CONTEXT = RenderContext(router_image="router:1", connector_image="connector:1", operator_version="0.1.0")
 IMAGES = ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:v0.33.0")
+
+EXAMPLE = str(Path(__file__).parents[4] / "examples" / "qwen3-32b-p5en.yaml")
 
 SIZES = st.integers(min_value=1, max_value=4)
 SPECS = st.tuples(st.sampled_from(IMAGES), SIZES, SIZES)
@@ -129,3 +134,20 @@ def test_a_bad_file_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text(yaml.safe_dump(serving_object("chat", decode={"replicas": -1})))
     assert main(["plan", "-f", str(file)]) == 2
     assert "spec.decode.replicas" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from duplex_operator.duplex import main; sys.exit(main())",
+        "plan",
+        "-f",
+        EXAMPLE,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 128 + signal.SIGPIPE
