@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = int(options.run(options))
         sys.stdout.flush()
-        return code
     except BrokenPipeError:  # who reads has seen enough, as `| head`; nothing is left to say at the end either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (InputError, ConfigError, OSError, UnicodeError) as problem:
         sys.stderr.write(f"duplex: {problem}\n")
         return 2
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
