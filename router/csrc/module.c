@@ -30,10 +30,11 @@ PyMODINIT_FUNC PyInit__scan(void)
 {
     PyObject *module;
     choose_steps();
-    if (PyType_Ready(&PlanType) < 0)
+    if (PyType_Ready(&PlanType) < 0 || PyType_Ready(&LaneType) < 0)
         return NULL;
     module = PyModule_Create(&definition);
-    if (module && PyModule_AddObjectRef(module, "Plan", (PyObject *)&PlanType) < 0) {
+    if (module && (PyModule_AddObjectRef(module, "Plan", (PyObject *)&PlanType) < 0 ||
+                   PyModule_AddObjectRef(module, "Lane", (PyObject *)&LaneType) < 0)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -8,7 +8,7 @@
 
 #include "json.h"
 
-extern PyTypeObject PlanType;
+extern PyTypeObject LaneType, PlanType;
 
 PyObject *scan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *walk(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

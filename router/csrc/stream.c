@@ -3,6 +3,7 @@
 #include "scan.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
 #define MAX_SIZE_DIGITS 8
@@ -83,6 +84,34 @@ static PyObject *make_answer(Py_ssize_t position, PyObject *texts, Py_ssize_t st
     return answer;
 }
 
+/* Goes over the chunks that are like the last one; makes bytes of their texts, and says what the next one is, as
+ * read_chunk does. False: no memory. */
+static bool pass_over(struct walk *walk, PyObject **texts, place *payload, Py_ssize_t *size)
+{
+    place text, stop;
+    Py_ssize_t length = 0;
+    *texts = NULL;
+    for (;;) {
+        *payload = read_chunk(walk->at, walk->end, size);
+        text = *payload ? find_text(walk, *payload, *size, &stop) : NULL;
+        if (!text)
+            break;
+        if (!*texts) {
+            *texts = PyBytes_FromStringAndSize(NULL, walk->end - text);
+            if (!*texts)
+                return false;
+        }
+        memcpy(PyBytes_AS_STRING(*texts) + length, text, (size_t)(stop - text));
+        length += stop - text;
+        walk->at = *payload + *size + 2;
+    }
+    if (!*texts)
+        *texts = PyBytes_FromStringAndSize(NULL, 0);
+    else
+        _PyBytes_Resize(texts, length);
+    return *texts != NULL;
+}
+
 /* Takes bytes, where in them a chunk begins, and what stands in a chunk's payload before and after its text, of which
  * the latter begins with the quote that ends the text; both empty where none is known. Returns where the first chunk
  * begins that is not such a one, and the texts of those before it, as they stand in JSON, without escapes that need not
@@ -92,8 +121,8 @@ PyObject *walk(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     struct walk walk;
     PyObject *texts = NULL;
-    place start, payload, text, stop;
-    Py_ssize_t position, size = 0, length = 0;
+    place start, payload;
+    Py_ssize_t position, size = 0;
     (void)module;
     if (count != 4 || !PyBytes_Check(arguments[0]) || !PyBytes_Check(arguments[2]) || !PyBytes_Check(arguments[3])) {
         PyErr_SetString(PyExc_TypeError, "walk takes bytes, an offset, and bytes twice");
@@ -113,28 +142,119 @@ PyObject *walk(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
         return NULL;
     }
     walk.at = start + position;
-    for (;;) {
-        payload = read_chunk(walk.at, walk.end, &size);
-        text = payload ? find_text(&walk, payload, size, &stop) : NULL;
-        if (!text)
-            break;
-        if (!texts) {
-            texts = PyBytes_FromStringAndSize(NULL, walk.end - text);
-            if (!texts)
-                return NULL;
-        }
-        memcpy(PyBytes_AS_STRING(texts) + length, text, (size_t)(stop - text));
-        length += stop - text;
-        walk.at = payload + size + 2;
-    }
-    if (!texts)
-        texts = PyBytes_FromStringAndSize(NULL, 0);
-    else if (_PyBytes_Resize(&texts, length) < 0)
-        return NULL;
-    if (!texts)
+    if (!pass_over(&walk, &texts, &payload, &size))
         return NULL;
     position = walk.at - start;
     if (payload && is_event(payload, size))
         return make_answer(position, texts, payload + 6 - start, payload + size - 2 - start);
     return make_answer(position, texts, -1, -1);
 }
+
+/* Whole chunks that are like one that was read go by here, and nothing else. `before`, `after`: as walk takes them,
+ * not empty. */
+struct lane {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *before, *after, *texts, *write;
+};
+
+/* Takes bytes. True: they were such chunks, each text has been appended to `texts`, and they have been written. */
+static PyObject *lane_call(PyObject *self, PyObject *const *arguments, size_t count, PyObject *names)
+{
+    struct lane *lane = (struct lane *)self;
+    struct walk walk;
+    PyObject *texts, *written;
+    place payload;
+    Py_ssize_t size = 0, data_size;
+    int put;
+    if (PyVectorcall_NARGS(count) != 1 || names || !PyBytes_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "a lane takes bytes");
+        return NULL;
+    }
+    walk.at = (place)PyBytes_AS_STRING(arguments[0]);
+    data_size = PyBytes_GET_SIZE(arguments[0]);
+    walk.end = walk.at + data_size;
+    walk.before = PyBytes_AS_STRING(lane->before);
+    walk.before_size = PyBytes_GET_SIZE(lane->before);
+    walk.after = PyBytes_AS_STRING(lane->after);
+    walk.after_size = PyBytes_GET_SIZE(lane->after);
+    /* Most of what does not go by here is told by its end, before any of it has been read. */
+    if (data_size < walk.after_size + 2 ||
+        memcmp(walk.end - 2 - walk.after_size, walk.after, (size_t)walk.after_size) != 0)
+        Py_RETURN_FALSE;
+    if (!pass_over(&walk, &texts, &payload, &size))
+        return NULL;
+    if (walk.at != walk.end) {
+        Py_DECREF(texts);
+        Py_RETURN_FALSE;
+    }
+    put = PyList_Append(lane->texts, texts);
+    Py_DECREF(texts);
+    if (put < 0)
+        return NULL;
+    written = PyObject_CallOneArg(lane->write, arguments[0]);
+    if (!written)
+        return NULL;
+    Py_DECREF(written);
+    Py_RETURN_TRUE;
+}
+
+static int lane_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    struct lane *lane = (struct lane *)self;
+    Py_VISIT(lane->texts);
+    Py_VISIT(lane->write);
+    return 0;
+}
+
+static int lane_clear(PyObject *self)
+{
+    struct lane *lane = (struct lane *)self;
+    Py_CLEAR(lane->before);
+    Py_CLEAR(lane->after);
+    Py_CLEAR(lane->texts);
+    Py_CLEAR(lane->write);
+    return 0;
+}
+
+static void lane_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    lane_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *lane_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
+{
+    PyObject *before, *after, *texts, *write;
+    struct lane *lane;
+    if (names || !PyArg_ParseTuple(arguments, "SSO!O:Lane", &before, &after, &PyList_Type, &texts, &write))
+        return NULL;
+    if (!PyBytes_GET_SIZE(before) || *PyBytes_AS_STRING(after) != '"') {
+        PyErr_SetString(PyExc_ValueError, "nothing before the text, or no quote after it");
+        return NULL;
+    }
+    lane = (struct lane *)type->tp_alloc(type, 0);
+    if (!lane)
+        return NULL;
+    lane->call = lane_call;
+    lane->before = Py_NewRef(before);
+    lane->after = Py_NewRef(after);
+    lane->texts = Py_NewRef(texts);
+    lane->write = Py_NewRef(write);
+    return (PyObject *)lane;
+}
+
+PyTypeObject LaneType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "duplex_router.wire._scan.Lane",
+    .tp_doc = PyDoc_STR("Passes on chunks that are like the last one."),
+    .tp_basicsize = sizeof(struct lane),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(struct lane, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = lane_new,
+    .tp_traverse = lane_traverse,
+    .tp_clear = lane_clear,
+    .tp_dealloc = lane_dealloc,
+};

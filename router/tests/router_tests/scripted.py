@@ -25,6 +25,7 @@ from duplex_router.turn.turn import Turn
 from duplex_router.wire.body import LAST_CHUNK, chunk
 from duplex_router.wire.heads import Headers, ResponseHead
 from duplex_router.wire.inference import Endpoint, parse_inference
+from duplex_router.wire.scanner import Lane
 
 from .handles import handle_fields
 from .test_ledger import Clock
@@ -44,6 +45,7 @@ class Call:
     aborted: bool = False
     reusable: bool | None = None
     paused: bool = False
+    lane: Lane | None = None
 
     def abort(self) -> None:
         self.aborted = True
@@ -57,8 +59,15 @@ class Call:
     def expect_by(self, seconds: float) -> None:
         assert seconds > 0
 
+    def by(self, lane: Lane | None) -> None:
+        self.lane = lane
+
     def finished(self, *, reusable: bool) -> None:
         self.reusable = reusable
+
+    def receive(self, data: bytes) -> None:
+        if self.lane is None or not self.lane(data):
+            self.receiver.received(data)
 
     @property
     def params(self) -> Json:
@@ -86,7 +95,7 @@ class Call:
         self.receiver.answered(ResponseHead(200, [(b"content-type", b"text/event-stream")], chunked=True))
 
     def event(self, value: Json) -> None:
-        self.receiver.received(chunk(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"))
+        self.receive(chunk(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"))
 
     def say(self, text: str) -> None:
         self.event({"choices": [{"index": 0, "delta": {"content": text}}], "kv_transfer_params": None})
@@ -96,10 +105,10 @@ class Call:
         self.event({"choices": [last], "kv_transfer_params": handle_fields(**handle)})
 
     def say_done(self) -> None:
-        self.receiver.received(chunk(b"data: [DONE]\n\n"))
+        self.receive(chunk(b"data: [DONE]\n\n"))
 
     def end(self) -> None:
-        self.receiver.received(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+        self.receive(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
 
     def stream(self, text: str = "Hi.", **handle: Any) -> None:
         self.start_stream()

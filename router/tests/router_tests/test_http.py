@@ -265,6 +265,20 @@ async def test_an_engine_that_never_answers_meets_the_deadline(tmp_path: Path) -
         assert parts(await under_test.exchange(post()))[0] == 504
 
 
+async def test_a_stream_whose_pieces_keep_coming_never_falls_silent(tmp_path: Path) -> None:
+    async def drip(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for number in range(12):
+            writer.write(event(b'{"choices":[{"index":0,"delta":{"content":"%d "}}]}' % number))  # as vLLM lays it out
+            await asyncio.sleep(0.2)
+        writer.write(b"0\r\n\r\n")
+
+    async with site(tmp_path, legs=LegSettings(silence_seconds=0.8)) as under_test:
+        under_test.decode.handler = drip
+        status, _, body = parts(await under_test.exchange(post({**OK_CHAT, "stream": True})))
+        assert (status, body.count(b"content"), body.endswith(b"0\r\n\r\n")) == (200, 12, True)
+
+
 async def test_a_slow_reader_holds_the_engine_back_in_bounded_memory(tmp_path: Path) -> None:
     sent = 0
     piece = event({"choices": [{"index": 0, "delta": {"content": "x" * 20_000}}]})

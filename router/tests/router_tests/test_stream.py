@@ -1,6 +1,7 @@
 """Streams: in any pieces, the client sees every byte but the handle, and the observer sees the handle."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -70,6 +71,44 @@ def test_any_split_gives_the_same_clean_stream(data: st.DataObject) -> None:
     assert payload(out) == CLEAN
     assert json.loads(relay.observer.handle or b"") == HANDLE
     assert relay.observer.reply.text == "Hello \u00e4"
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_what_goes_by_a_lane_is_what_the_relay_would_have_passed_on(data: st.DataObject) -> None:
+    texts = data.draw(st.lists(st.text(st.sampled_from('a"\\\n\u00e4\u20ac'), min_size=1, max_size=4), max_size=12))
+    wire = b"".join(chunk(event(value)) for value in [ROLE, *map(delta, texts), LAST]) + chunk(EVENTS[5]) + LAST_CHUNK
+    ends = [position + 4 for position in range(len(wire)) if wire.startswith(b"\n\n\r\n", position)]
+    cuts = data.draw(st.sets(st.sampled_from(ends) | st.integers(0, len(wire))))
+    relay, alone, by_lane = relay_of(), relay_of(), []
+    for start, stop in pairwise(sorted({0, len(wire), *cuts})):
+        piece, expected = wire[start:stop], alone.feed(wire[start:stop])
+        before = len(by_lane)
+        lane = relay.lane(by_lane.append)
+        if lane is not None and lane(piece):
+            assert by_lane[before:] == [expected]
+        else:
+            assert len(by_lane) == before
+            assert relay.feed(piece) == expected
+        assert relay.observer.reply.text == alone.observer.reply.text
+    assert relay.done
+    assert relay.observer.handle == alone.observer.handle
+
+
+def test_a_chunk_like_the_last_one_goes_by_a_lane_and_no_other() -> None:
+    relay, written = relay_of(), list[bytes]()
+    assert relay.lane(written.append) is None
+    relay.feed(chunk(event(delta("one"))))
+    lane = relay.lane(written.append)
+    assert lane is not None
+    like = chunk(event(delta("two"))) + chunk(event(delta("three")))
+    assert lane(like)
+    for other in (b"", like[:-1], like[1:], like + b"5\r\n", like + chunk(event(LAST)), chunk(event(LAST)) + like):
+        assert not lane(other)
+    assert written == [like]
+    assert relay.observer.reply.text == "onetwothree"
+    relay.feed(like[:9])
+    assert relay.lane(written.append) is None
 
 
 NESTED = {"more": [{"kv_transfer_params": HANDLE}]}

@@ -14,6 +14,7 @@ from duplex_router.turn.legs import OK, Failure, Receiver
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Piece, Value
 from duplex_router.wire.heads import HEAD_END, parse_response_head
+from duplex_router.wire.scanner import Lane
 
 from .credentials import Credentials
 
@@ -74,7 +75,7 @@ class UpstreamExchange:
 
     __slots__ = (
         "_again", "_connection", "_engine", "_head", "_message", "_over", "_paused", "_pool", "_receiver", "_seconds",
-        "deadline", "flows", "heard", "sent",
+        "deadline", "flows", "heard", "lane", "sent",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class UpstreamExchange:
         self._paused = False
         self.deadline = pool.clock() + seconds
         self.flows = self.heard = self.sent = False
+        self.lane: Lane | None = None
 
     def send_on(self, connection: Connection) -> None:
         """Use a connection for this exchange."""
@@ -186,7 +188,7 @@ class UpstreamExchange:
     def _end(self) -> None:
         """Let go of everything: exchange and receiver hold one another, and should not need the garbage collector."""
         self._over = True
-        self._message, self._receiver = [], None
+        self._message, self._receiver, self.lane = [], None, None
         self._pool.active.discard(self)
 
     def _close_connection(self) -> None:
@@ -218,6 +220,11 @@ class UpstreamExchange:
         """See `Exchange`."""
         self._seconds = seconds
         self.heard = True  # so that the pool sets the deadline when it next looks
+
+    def by(self, lane: Lane | None) -> None:
+        """See `Exchange`."""
+        if not self._over:
+            self.lane = lane
 
     def finished(self, *, reusable: bool) -> None:
         """See `Exchange`."""
@@ -252,7 +259,11 @@ class Connection(asyncio.Protocol):
         """See asyncio."""
         exchange = self.exchange
         if exchange is not None:
-            exchange.data(data)
+            lane = exchange.lane
+            if lane is not None and lane(data):
+                exchange.heard = True
+            else:
+                exchange.data(data)
         else:  # bytes that belong to no request: the connection's state is not known
             self.abort()
 

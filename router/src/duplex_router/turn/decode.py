@@ -113,6 +113,8 @@ class DecodeLeg:
                 if self._started and not relay.done:
                     if data:
                         self._listener.decode_part(data)
+                    if self.exchange is not None:
+                        self.exchange.by(relay.lane(self._listener.decode_part))
                 else:
                     self._stream(relay, data)
             elif self._reader is not None:

@@ -12,6 +12,7 @@ from duplex_router.wire.body import BodyReader
 from duplex_router.wire.errors import WireError
 from duplex_router.wire.fields import Value
 from duplex_router.wire.heads import ResponseHead
+from duplex_router.wire.scanner import Lane
 
 
 class Failure(StrEnum):
@@ -46,6 +47,10 @@ class Exchange(Protocol):
 
     def expect_by(self, seconds: float) -> None:
         """Set the deadline anew: the receiver hears of a timeout if nothing more comes within `seconds`."""
+        ...
+
+    def by(self, lane: Lane | None) -> None:
+        """Have a lane take what it can of the next bytes; the receiver gets what it leaves. None: it gets all."""
         ...
 
     def finished(self, *, reusable: bool) -> None:

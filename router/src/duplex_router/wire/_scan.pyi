@@ -1,9 +1,15 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .fields import Piece, Value
 
 class Plan:
     def __init__(self, spec: Mapping[str, object]) -> None: ...
+
+class Lane:
+    def __init__(
+        self, before: bytes, after: bytes, texts: list[bytes], write: Callable[[bytes], object], /
+    ) -> None: ...
+    def __call__(self, data: bytes, /) -> bool: ...
 
 def scan(plan: Plan, data: bytes, start: int, stop: int, /) -> list[object] | None: ...
 def walk(data: bytes, position: int, before: bytes, after: bytes, /) -> tuple[int, bytes, int, int]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ from duplex_connector.contract import Params
 from .errors import WireError
 from .fields import NULL, Piece, Value, escaped, is_null, join_object, split_object
 from .params import Handle, read_handle
+from .scanner import Lane, lay_lane
 from .shapes import Choice, Event, Usage, decode_event
 from .splice import FINISHED_BY_ERROR, cut_at_end
 
@@ -89,6 +91,10 @@ class Reply:
     def say_escaped(self, text: bytes) -> None:
         """Take text as it stands in JSON, where it has no more escapes than it must have."""
         self._text.append(text)
+
+    def lane(self, before: bytes, after: bytes, write: Callable[[bytes], object]) -> Lane:
+        """Return a lane for chunks with these around their text: what it takes follows what there is."""
+        return lay_lane(before, after, self._text, write)
 
     def add(self, choice: Choice) -> None:
         """Take a choice of an event or of a whole answer."""

@@ -57,6 +57,21 @@ def _walk(data: bytes, position: int, before: bytes, after: bytes) -> tuple[int,
     return position, b"".join(texts), event_start, event_stop
 
 
+class _Lane:
+    __slots__ = ("_after", "_before", "_texts", "_write")
+
+    def __init__(self, before: bytes, after: bytes, texts: list[bytes], write: Callable[[bytes], object]) -> None:
+        self._before, self._after, self._texts, self._write = before, after, texts, write
+
+    def __call__(self, data: bytes) -> bool:
+        position, text, _, _ = _walk(data, 0, self._before, self._after)
+        if not data or position < len(data):
+            return False
+        self._texts.append(text)
+        self._write(data)
+        return True
+
+
 def _split_fields(body: Piece) -> tuple[bytes, list[Value]] | None:
     """Do it where nothing but the order of names is to be told: without white space, and each name once and plain."""
     try:
@@ -98,6 +113,15 @@ quote that ends it; both empty where nothing is known of that. Returns where the
 one, and the texts of those before it as they stand in JSON; then from where to where the data of that chunk's event
 goes, where it is whole and one event of one line of data, else -1 twice.
 """
+
+Lane = Callable[[bytes], bool]
+"""Takes bytes that are whole chunks like the last one but for their text, each of which it has kept and passed on as it
+came; says False, and has done nothing, where they are anything else."""
+
+lay_lane: Callable[[bytes, bytes, list[bytes], Callable[[bytes], object]], Lane] = (
+    _Lane if _native is None else _native.Lane
+)
+"""Make a lane of what `walk` takes, not empty, the list that texts are put into, and what passes bytes on."""
 
 length_between: Callable[[bytes, bytes, bytes], int] = _length_between if _native is None else _native.length_between
 """Return the number between what a head begins and ends with; -1 for another head, or what is no length."""

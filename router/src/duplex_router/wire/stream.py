@@ -6,13 +6,14 @@ to be changed, is it framed anew. What is not a whole event is kept back, so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from .body import CRLF, LAST_CHUNK, MAX_SIZE_LINE, BodyReader, chunk, chunk_size
 from .errors import WireError
 from .heads import ResponseHead
 from .reply import Observer
-from .scanner import walk
+from .scanner import Lane, walk
 
 EVENT_END: Final = b"\n\n"
 _AFTER_EVENT: Final = len(EVENT_END + CRLF)
@@ -26,7 +27,9 @@ class StreamRelay:
     `done`: the body is complete. `observer`: what was seen. Raises WireError on broken framing.
     """
 
-    __slots__ = ("_after", "_before", "_carry", "_learnt", "_partial", "_reader", "done", "observer", "surplus")
+    __slots__ = (
+        "_after", "_before", "_carry", "_lane", "_learnt", "_partial", "_reader", "done", "observer", "surplus",
+    )  # fmt: skip
 
     def __init__(self, head: ResponseHead, observer: Observer) -> None:
         self.observer = observer
@@ -37,6 +40,7 @@ class StreamRelay:
         self._reader = None if head.chunked else BodyReader(length=head.length)
         self._before = self._after = b""  # what stands around the text of a chunk like the last one
         self._learnt = b""
+        self._lane: Lane | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the body and return what the client may have of them."""
@@ -50,6 +54,17 @@ class StreamRelay:
         if self._carry:
             data, self._carry = self._carry + data, b""
         return self._feed_chunks(data)
+
+    def lane(self, write: Callable[[bytes], object]) -> Lane | None:
+        """Return what may take the next bytes in the place of `feed`; None: nothing may, for now.
+
+        `write`: what passes bytes on to the client, always the same. Any call of `feed` puts an end to it.
+        """
+        if not self._after or self._carry or self._partial or self.done:
+            return None
+        if self._lane is None:
+            self._lane = self.observer.reply.lane(self._before, self._after, write)
+        return self._lane
 
     def end_of_connection(self) -> bytes | None:
         """Say that no more comes: the last bytes where that completes the body, None where it was cut off."""
@@ -122,6 +137,7 @@ class StreamRelay:
         if observer.before is not self._learnt:
             self._learnt = observer.before
             self._before, self._after = _DATA + observer.before, observer.after + EVENT_END
+            self._lane = None
         return b"" if shown is None else chunk(b"".join((_DATA, shown, EVENT_END)))
 
     def _end_of_chunks(self, data: bytes, position: int) -> None:
