@@ -123,7 +123,7 @@ def table(figures: Figures) -> str:
         if row["scenario"] == "leak":
             lines.append(
                 f"{row['done']} turns: memory {row['memoryKilobytes'][0]} -> {row['memoryKilobytes'][1]} kB, "
-                f"{row['engines']['held']} holds made, {row['heldAtTheEnd']} held after the router's end"
+                f"{row['engines']['held']} holds made, {row['heldAtTheEnd']} never released; {row['lapsed']} lapsed"
             )
     return "\n".join(lines)
 
