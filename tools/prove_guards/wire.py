@@ -254,6 +254,23 @@ MUTATIONS = (
         compiled=True,
     ),
     Mutation(
+        "cut out",
+        "a lane passes on what comes after the first bytes of a chunk that was kept back",
+        f"{_WIRE}/stream.py",
+        "if not self._after or self._carry or self._partial or self.done:",
+        "if not self._after or self.done:",
+        f"{_TESTS}/test_stream.py::test_a_chunk_like_the_last_one_goes_by_a_lane_and_no_other",
+    ),
+    Mutation(
+        "cut out",
+        "a lane passes on what follows the chunks that it knows",
+        "router/csrc/stream.c",
+        "    if (walk.at != walk.end) {\n        Py_DECREF(texts);\n        Py_RETURN_FALSE;\n    }\n",
+        "",
+        f"{_TESTS}/test_stream.py::test_a_chunk_like_the_last_one_goes_by_a_lane_and_no_other",
+        compiled=True,
+    ),
+    Mutation(
         "P-failure rule",
         "finish_reason error is not seen in an answer that was read in one pass",
         f"{_WIRE}/prefill.py",
