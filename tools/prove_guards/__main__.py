@@ -90,6 +90,10 @@ def unmutated(mutations: Sequence[Mutation], folder: Path) -> str:
     return ""
 
 
+def _names() -> set[str]:
+    return {mutation.guard for mutation in MUTATIONS}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="prove-guards", description=__doc__)
@@ -97,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutations at a time (default 2)")
     options = parser.parse_args(arguments)
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.guard]
+    if not chosen:
+        parser.error(f"no guard's name contains {options.only!r}; there are: {', '.join(sorted(_names()))}")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prove-guards-") as name:
         wrong = unmutated(chosen, Path(name))

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from prove_guards.__main__ import prove, unmutated  # noqa: E402 - tools/ is on the path only from here
+from prove_guards.__main__ import main, prove, unmutated  # noqa: E402 - tools/ is on the path only from here
 from prove_guards.mutation import AnchorError, Mutation  # noqa: E402 - the same
 from prove_guards.table import MUTATIONS  # noqa: E402 - the same
 
@@ -103,3 +103,10 @@ def test_a_fragment_that_is_not_there_exactly_once_is_an_error(source: str) -> N
 def test_tests_that_fail_on_the_source_as_it_is_are_told(tmp_path: Path) -> None:
     broken = Mutation("guard", "how", "guard.py", "x", "y", "tools/tests/tools_tests/test_nowhere.py::test_nothing")
     assert unmutated([broken], tmp_path)
+
+
+def test_a_name_that_no_guard_has_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--only", "no such guard"])
+    assert refused.value.code == 2
+    assert "cut out" in capsys.readouterr().err
