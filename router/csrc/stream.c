@@ -40,6 +40,19 @@ struct walk {
     Py_ssize_t before_size, after_size;
 };
 
+/* From a chunk at `at` on, with what bytes say of what stands around its text. */
+static struct walk walk_from(place at, place end, PyObject *before, PyObject *after)
+{
+    return (struct walk){
+        .at = at,
+        .end = end,
+        .before = PyBytes_AS_STRING(before),
+        .after = PyBytes_AS_STRING(after),
+        .before_size = PyBytes_GET_SIZE(before),
+        .after_size = PyBytes_GET_SIZE(after),
+    };
+}
+
 /* The text in a chunk's payload where that is like the last one but for it; NULL where it is not. */
 static place find_text(const struct walk *walk, place payload, Py_ssize_t size, place *stop)
 {
@@ -132,16 +145,12 @@ PyObject *walk(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     if (position == -1 && PyErr_Occurred())
         return NULL;
     start = (place)PyBytes_AS_STRING(arguments[0]);
-    walk.before = PyBytes_AS_STRING(arguments[2]);
-    walk.before_size = PyBytes_GET_SIZE(arguments[2]);
-    walk.after = PyBytes_AS_STRING(arguments[3]);
-    walk.after_size = PyBytes_GET_SIZE(arguments[3]);
-    walk.end = start + PyBytes_GET_SIZE(arguments[0]);
+    walk = walk_from(start, start + PyBytes_GET_SIZE(arguments[0]), arguments[2], arguments[3]);
     if (position < 0 || position > walk.end - start || (walk.before_size && *walk.after != '"')) {
         PyErr_SetString(PyExc_ValueError, "not within the bytes, or no quote");
         return NULL;
     }
-    walk.at = start + position;
+    walk.at += position;
     if (!pass_over(&walk, &texts, &payload, &size))
         return NULL;
     position = walk.at - start;
@@ -164,20 +173,16 @@ static PyObject *lane_call(PyObject *self, PyObject *const *arguments, size_t co
     struct lane *lane = (struct lane *)self;
     struct walk walk;
     PyObject *texts, *written;
-    place payload;
+    place data, payload;
     Py_ssize_t size = 0, data_size;
     int put;
     if (PyVectorcall_NARGS(count) != 1 || names || !PyBytes_Check(arguments[0])) {
         PyErr_SetString(PyExc_TypeError, "a lane takes bytes");
         return NULL;
     }
-    walk.at = (place)PyBytes_AS_STRING(arguments[0]);
+    data = (place)PyBytes_AS_STRING(arguments[0]);
     data_size = PyBytes_GET_SIZE(arguments[0]);
-    walk.end = walk.at + data_size;
-    walk.before = PyBytes_AS_STRING(lane->before);
-    walk.before_size = PyBytes_GET_SIZE(lane->before);
-    walk.after = PyBytes_AS_STRING(lane->after);
-    walk.after_size = PyBytes_GET_SIZE(lane->after);
+    walk = walk_from(data, data + data_size, lane->before, lane->after);
     /* Most of what does not go by here is told by its end, before any of it has been read. */
     if (data_size < walk.after_size + 2 ||
         memcmp(walk.end - 2 - walk.after_size, walk.after, (size_t)walk.after_size) != 0)

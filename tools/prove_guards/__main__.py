@@ -90,10 +90,6 @@ def unmutated(mutations: Sequence[Mutation], folder: Path) -> str:
     return ""
 
 
-def _names() -> set[str]:
-    return {mutation.guard for mutation in MUTATIONS}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="prove-guards", description=__doc__)
@@ -102,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.guard]
     if not chosen:
-        parser.error(f"no guard's name contains {options.only!r}; there are: {', '.join(sorted(_names()))}")
+        names = sorted({mutation.guard for mutation in MUTATIONS})
+        parser.error(f"no guard's name contains {options.only!r}; there are: {', '.join(names)}")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prove-guards-") as name:
         wrong = unmutated(chosen, Path(name))

@@ -265,14 +265,16 @@ async def test_an_engine_that_never_answers_meets_the_deadline(tmp_path: Path) -
         assert parts(await under_test.exchange(post()))[0] == 504
 
 
-async def test_a_stream_whose_pieces_keep_coming_never_falls_silent(tmp_path: Path) -> None:
-    async def drip(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD)
-        for number in range(12):
-            writer.write(event(b'{"choices":[{"index":0,"delta":{"content":"%d "}}]}' % number))  # as vLLM lays it out
-            await asyncio.sleep(0.2)
-        writer.write(b"0\r\n\r\n")
+async def drip(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """Answer piece by piece, as vLLM lays them out, so that all but the first go by a lane."""
+    writer.write(STREAM_HEAD)
+    for number in range(12):
+        writer.write(event(b'{"choices":[{"index":0,"delta":{"content":"%d "}}]}' % number))
+        await asyncio.sleep(0.2)
+    writer.write(b"0\r\n\r\n")
 
+
+async def test_a_stream_whose_pieces_keep_coming_never_falls_silent(tmp_path: Path) -> None:
     async with site(tmp_path, legs=LegSettings(silence_seconds=0.8)) as under_test:
         under_test.decode.handler = drip
         status, _, body = parts(await under_test.exchange(post({**OK_CHAT, "stream": True})))
@@ -355,6 +357,8 @@ async def test_a_finished_turn_needs_no_garbage_collector(tmp_path: Path) -> Non
         try:
             for _ in range(2):
                 await under_test.exchange(post({**OK_CHAT, "stream": True}))
+            under_test.decode.handler = drip
+            await under_test.exchange(post({**OK_CHAT, "stream": True}))
             await asyncio.sleep(0.05)
             left = [each for each in gc.get_objects() if isinstance(each, Turn | DecodeLeg | UpstreamExchange)]
         finally:

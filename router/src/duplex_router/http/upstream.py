@@ -188,7 +188,7 @@ class UpstreamExchange:
     def _end(self) -> None:
         """Let go of everything: exchange and receiver hold one another, and should not need the garbage collector."""
         self._over = True
-        self._message, self._receiver, self.lane = [], None, None
+        self._message, self._receiver = [], None
         self._pool.active.discard(self)
 
     def _close_connection(self) -> None:
@@ -223,8 +223,7 @@ class UpstreamExchange:
 
     def by(self, lane: Lane | None) -> None:
         """See `Exchange`."""
-        if not self._over:
-            self.lane = lane
+        self.lane = lane
 
     def finished(self, *, reusable: bool) -> None:
         """See `Exchange`."""
